@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file layout.h
+//! The n-gram hash of V4.1 for one token and one layer, for CPU and GPU alike.
+#pragma once
+
+#include <cstdint>
+
+#include "engram/engram.h"
+#include "engram/row.h"
+
+namespace engram {
+
+constexpr int kMaxNgramSize = 8;     //!< highest order the kernels keep in registers
+constexpr int32_t kNoRow = -1;       //!< row id that reads as zeros
+constexpr int32_t kUnknownId = -1;   //!< lookback id that counts as padding
+constexpr int32_t kDeadSource = -1;  //!< source that blocks itself and all older positions
+constexpr int32_t kBadSource = -2;   //!< a raw id outside the vocabulary
+
+ENGRAM_HOST_DEVICE int64_t position_at(const engram_hash_args& args, int64_t token) {
+  return args.positions_dtype == ENGRAM_INT64 ? static_cast<const int64_t*>(args.positions)[token]
+                                              : static_cast<const int32_t*>(args.positions)[token];
+}
+
+ENGRAM_HOST_DEVICE int32_t first_token(const engram_hash_args& args, int32_t request) {
+  return args.cu_seqlens == nullptr ? request : args.cu_seqlens[request];
+}
+
+//! Compressed id of a raw id, or kBadSource.
+ENGRAM_HOST_DEVICE int32_t compressed_id(const engram_hash_args& args, int32_t raw_id) {
+  return raw_id < 0 || raw_id >= args.vocab_size ? kBadSource : args.token_map[raw_id];
+}
+
+//! Compressed id that blocked and unknown positions count as.
+ENGRAM_HOST_DEVICE int32_t pad_id(const engram_hash_args& args) { return args.token_map[args.pad_token_id]; }
+
+//! What the position `shift` tokens before `token` of `request` counts as: a compressed id, kDeadSource or kBadSource.
+//! first = first_token(request), chunk_position = position_at(first).
+ENGRAM_HOST_DEVICE int32_t hash_source(const engram_hash_args& args, int64_t token, int32_t request, int64_t first,
+                                       int64_t chunk_position, int shift) {
+  const int64_t position = position_at(args, token) - shift;
+  if (position < 0) return kDeadSource;
+  if (position >= chunk_position) {
+    const int64_t source = token - shift;
+    if (source < first) return pad_id(args);  // positions that are not consecutive: unknown
+    if (args.dead_mask != nullptr && args.dead_mask[source]) return kDeadSource;
+    return compressed_id(args, args.token_ids[source]);
+  }
+  const int64_t column = chunk_position - 1 - position;
+  const int window = args.max_ngram_size - 1;
+  if (args.lookback_ids == nullptr || column >= window) return pad_id(args);
+  const int64_t slot = row_offset(request, window) + column;
+  const int32_t raw_id = args.lookback_ids[slot];
+  if (raw_id == kUnknownId) return pad_id(args);
+  if (args.lookback_dead != nullptr && args.lookback_dead[slot]) return kDeadSource;
+  return compressed_id(args, raw_id);
+}
+
+//! The N sources of a token as the hash reads them: pad_id from the first dead or negative position on.
+//! Returns false, with nothing of use in sources, where a raw id lies outside the vocabulary.
+ENGRAM_HOST_DEVICE bool hash_sources(const engram_hash_args& args, int64_t token, int32_t request, int32_t* sources) {
+  const int64_t first = first_token(args, request);
+  const int64_t chunk_position = position_at(args, first);
+  bool blocked = false;
+  for (int shift = 0; shift < args.max_ngram_size; ++shift) {
+    const int32_t source = blocked ? kDeadSource : hash_source(args, token, request, first, chunk_position, shift);
+    if (source == kBadSource) return false;
+    blocked = source == kDeadSource;
+    sources[shift] = blocked ? pad_id(args) : source;
+  }
+  return true;
+}
+
+//! One step of the rolling hash. Products stay below 2^63 because a multiplier is below 2^63 / compressed vocabulary.
+ENGRAM_HOST_DEVICE uint64_t hash_step(uint64_t rolling, int32_t source, int64_t multiplier) {
+  return rolling ^ (static_cast<uint64_t>(source) * static_cast<uint64_t>(multiplier));
+}
+
+//! Raw id of window column `column` (0 = nearest) that `request` hands to its next call, or kUnknownId.
+ENGRAM_HOST_DEVICE int32_t next_lookback_id(const engram_hash_args& args, int32_t request, int column) {
+  const int64_t first = first_token(args, request);
+  const int64_t end = args.cu_seqlens == nullptr ? first + 1 : args.cu_seqlens[request + 1];
+  const int64_t source = end - 1 - column;
+  if (source >= first) return args.token_ids[source];
+  const int window = args.max_ngram_size - 1;
+  const int64_t old_column = first - 1 - source;
+  if (args.lookback_ids == nullptr || old_column >= window) return kUnknownId;
+  return args.lookback_ids[row_offset(request, window) + old_column];
+}
+
+}  // namespace engram

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file ops.h
+//! The ops inside the library. <op>_cpu runs threaded and returns when done; <op>_cuda checks nothing, allocates nothing,
+//! enqueues on `stream` of the current device and returns the launch's code. Contracts of the arrays: engram.h.
+#pragma once
+
+#include "engram/engram.h"
+
+#if ENGRAM_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace engram {
+
+//! Throw Error (ENGRAM_INVALID_ARGUMENT) where sizes, dtypes or pointers cannot be right. They read no array.
+void check_hash(const engram_hash_args& args);
+void check_lookup(const engram_lookup_args& args);
+void check_stage(const engram_stage_args& args);
+void check_project(const engram_project_args& args);
+void check_gate(const engram_gate_args& args);
+
+//! num_threads 0 = all that the process may run on. hash_cpu also refuses bad ids and boundaries.
+void hash_cpu(const engram_hash_args& args, int num_threads);
+void lookup_cpu(const engram_lookup_args& args, int num_threads);
+void stage_cpu(const engram_stage_args& args, int num_threads);
+void project_cpu(const engram_project_args& args, int num_threads);
+void gate_cpu(const engram_gate_args& args, int num_threads);
+
+#if ENGRAM_CUDA
+//! fault: mapped word of the current device (fault.h), or null to report nothing.
+cudaError_t hash_cuda(const engram_hash_args& args, uint64_t* fault, cudaStream_t stream);
+cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream);
+cudaError_t stage_cuda(const engram_stage_args& args, cudaStream_t stream);
+cudaError_t project_cuda(const engram_project_args& args, cudaStream_t stream);
+cudaError_t gate_cuda(const engram_gate_args& args, cudaStream_t stream);
+#endif
+
+}  // namespace engram
