@@ -39,9 +39,10 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class EngramConfig:
-    """Sizes of a model's Engram modules. Any object that exists is valid; errors name the keys of config.json.
+    """Sizes of a model's Engram modules. Any object that exists is valid.
 
-    Widths made of several sizes fit int32 too, because that is what the library's arguments hold.
+    Errors name the keys of config.json. Widths made of several sizes fit int32 too, because that is
+    what the library's arguments hold.
     """
 
     layer_ids: tuple[int, ...]
@@ -95,7 +96,7 @@ class EngramConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str = "config") -> "EngramConfig":
-        """Takes the Engram keys of a parsed config.json. `where` stands before the text of errors."""
+        """Takes the Engram keys of a parsed config.json. `where` begins the text of errors."""
         try:
             section = _engram_section(data)
             values = {field: section[key] for field, key in _KEYS.items()}
@@ -141,9 +142,7 @@ class EngramConfig:
         _check_epsilon("rms_norm_eps", self.rms_norm_eps)
         object.__setattr__(self, "rms_norm_eps", float(self.rms_norm_eps))
         columns = "(engram_max_ngram_size - 1) * engram_n_heads"
-        _check_product(
-            f"{columns} * engram_vocab_size", self.num_columns * self.engram_vocab_size
-        )
+        _check_product(f"{columns} * engram_vocab_size", self.num_columns * self.engram_vocab_size)
         _check_product(f"{columns} * engram_head_dim", self.row_dim)
         _check_product("(hc_mult + 1) * hidden_size", self.kv_dim)
 
@@ -151,8 +150,8 @@ class EngramConfig:
 def _engram_section(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The object that holds the keys, complete and with no unknown engram_* key.
 
-    The top level comes first. With engram_* keys there and in text_config, the top level must have them all: values
-    put together from both places belong to no model.
+    The top level comes first, and one engram_* key there means that all must be there: values put
+    together from both places belong to no model.
     """
     if not isinstance(data, Mapping):
         raise InputError(f"expected a JSON object, found {_shown(data)}")

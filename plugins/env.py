@@ -7,8 +7,8 @@ from pathlib import Path
 
 from trtllm_engram.plugins.errors import InputError
 
-# Every variable and what it does; the README lists the same. The library reads _TABLES itself, in hosts with no
-# Python, and the tests' conftest.py reads _REQUIRE.
+# Every variable and what it does; the README lists the same. The library reads _TABLES itself, in
+# hosts with no Python, and the tests' conftest.py reads _REQUIRE.
 VARIABLES = {
     "TRTLLM_ENGRAM_TABLES": "TOML file that binds table names to stores, for hosts with no Python",
     "TRTLLM_ENGRAM_LOG": "log level: debug, info, warning or error (default: warning)",
@@ -36,7 +36,7 @@ def log_level() -> int:
 
 
 def cache_dir() -> Path | None:
-    """The cache folder, made if missing; None where none can be made or written, and work goes on uncached."""
+    """The cache folder, made if missing; None, for working uncached, where it cannot be used."""
     try:
         path = _cache_path()
         path.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def _cache_path() -> Path:
     own = os.environ.get("TRTLLM_ENGRAM_CACHE")
     if own:
         return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME", "")
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG specification has relative paths ignored.
-    root = Path(shared) if os.path.isabs(shared) else Path.home() / ".cache"
+    root = shared if shared.is_absolute() else Path.home() / ".cache"
     return root / "trtllm-engram"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two errors that users meet. Their text is one line: what, where, what was expected, what was found."""
+"""The two errors that users meet. Their text is one line: what, where, expected, found."""
 
 
 class InputError(ValueError):
