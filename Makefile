@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# make           builds into .venv and installs the checkout there (editable)
+# make demo      runs the demo
+# make test      lint, C++ tests under sanitizers, Python tests; `make help` lists the rest
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+MINUTES := printf '== %s: %d min %02d s\n'
+
+# Only the H200's code here; pip and wheels build every architecture (cpp/cmake/cuda.cmake).
+export ENGRAM_CUDA_ARCHITECTURES ?= 90a-real
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# A strict editable install holds links to the files there were: its stamp is named after their list.
+SOURCES := $(shell find builder plugins runtime -name '*.py' -o -path '*/data/*' -type f | sort)
+INSTALLED := .venv/installed-$(firstword $(shell printf '%s\n' '$(SOURCES)' | cksum))
+NATIVE := $(shell find cpp -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.c' \
+            | grep -v third_party)
+BUILD_TOOLS = $(shell sed -nE 's/^ *"((cmake|ninja|setuptools|wheel)==[^"]*)",?$$/\1/p' pyproject.toml)
+
+MISSING = $(shell for tool in $(PYTHON) g++ git; do command -v $$tool >/dev/null || echo $$tool; done; \
+            $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv)
+
+.PHONY: build demo test test-all test-gpu test-mutants lint test-cpp test-python clean help
+build: $(INSTALLED)
+	@$(BIN)/python setup.py --quiet build_library --editable-mode
+
+.venv/tools: pyproject.toml
+	$(if $(strip $(MISSING)),$(error missing $(strip $(MISSING)): apt-get install -y python3 python3-venv g++ make git))
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(BUILD_TOOLS)
+	$(BIN)/python cpp/cmake/toolchain.py | xargs -r $(BIN)/python -m pip install --quiet
+	touch $@
+
+$(INSTALLED): .venv/tools setup.py
+	$(BIN)/python -m pip install --quiet --no-build-isolation \
+	  --config-settings editable_mode=strict --editable '.[dev]'
+	rm -f .venv/installed-*
+	touch $@
+
+demo: build
+	@$(BIN)/trtllm-engram demo
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/mypy
+
+test-cpp: .venv/tools
+	cd cpp && PATH="$(CURDIR)/$(BIN):$$PATH" && cmake --preset sanitize --log-level=WARNING \
+	  && cmake --build --preset sanitize && ctest --preset sanitize
+
+test-python: build
+	$(BIN)/pytest --numprocesses=auto --dist=worksteal -m '$(or $(MARKERS),not slow)'
+
+# $(call timed,target): runs it and says how long it took.
+timed = start=$$SECONDS; $(MAKE) --no-print-directory $(1) && took=$$((SECONDS - start)) \
+  && $(MINUTES) $(firstword $(1)) $$((took / 60)) $$((took % 60))
+
+test:
+	@$(call timed,build)
+	@$(call timed,lint)
+	@$(call timed,test-cpp)
+	@$(call timed,test-python)
+
+test-all:
+	@$(MAKE) --no-print-directory test MARKERS='slow or not slow'
+	@$(call timed,test-mutants)
+
+test-gpu: build
+	TRTLLM_ENGRAM_REQUIRE=gpu $(BIN)/pytest -m gpu
+
+test-mutants: build
+	$(BIN)/python tests/mutants/run.py
+
+clean:
+	rm -rf .venv build dist *.egg-info plugins/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find builder plugins runtime tests cpp -name __pycache__ -prune -exec rm -rf {} +
+
+help:
+	@echo "make [build] | demo | test | test-all | test-gpu | test-mutants | lint | clean"
