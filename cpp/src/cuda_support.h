@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file cuda_support.h
+//! Whether CUDA can be used here, and CUDA's codes as errors.
+#pragma once
+
+#if ENGRAM_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace engram {
+
+//! Throws Error (ENGRAM_CUDA_UNAVAILABLE), in one line what is needed and what was found: a
+//! CPU-only build, no driver, a driver too old, no such device.
+void require_cuda(int device);
+
+#if ENGRAM_CUDA
+//! Throws Error (ENGRAM_CUDA_ERROR, or ENGRAM_OUT_OF_MEMORY) "<what>: <CUDA's text>" unless the
+//! code is cudaSuccess.
+void check_cuda(cudaError_t code, const char* what);
+
+//! Makes a device current for a scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+};
+#endif
+
+}  // namespace engram
