@@ -67,7 +67,9 @@ def _make_token_map(content: bytes, path: Path) -> npt.NDArray[np.int32]:
     try:
         tokenizer = Tokenizer.from_buffer(content)
         keys = _compression_keys(tokenizer)
-    except Exception as error:  # the library raises ValueError, or Exception itself
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the library is no Exception
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: expected a tokenizer.json: {reason}") from error
     compressed_ids: dict[str, int] = {}  # numbered by first appearance
