@@ -75,6 +75,29 @@ ENGRAM_HOST_DEVICE uint64_t hash_step(uint64_t rolling, int32_t source, int64_t 
   return rolling ^ (static_cast<uint64_t>(source) * static_cast<uint64_t>(multiplier));
 }
 
+//! Exact remainders by one prime (any divisor from 1 to 2^31) of values below 2^63, without a division.
+//! Proof: with d the divisor and r = floor((2^64 - 1) / d) = (2^64 - 1 - e) / d, 0 <= e < d, the exact n * r / 2^64 is
+//! n/d - (n/d) * (1 + e) / 2^64, less than 1 below n/d because 1 + e <= d and n < 2^64. So its floor is floor(n/d) or
+//! one less, and one subtraction of d corrects the remainder.
+struct FastMod {
+  uint64_t divisor;
+  uint64_t reciprocal;
+
+  FastMod() = default;
+  ENGRAM_HOST_DEVICE explicit FastMod(int64_t prime)
+      : divisor(static_cast<uint64_t>(prime)), reciprocal(UINT64_MAX / static_cast<uint64_t>(prime)) {}
+
+  ENGRAM_HOST_DEVICE uint32_t operator()(uint64_t value) const {
+#if defined(__CUDA_ARCH__)
+    const uint64_t quotient = __umul64hi(value, reciprocal);
+#else
+    const uint64_t quotient = static_cast<uint64_t>((static_cast<unsigned __int128>(value) * reciprocal) >> 64);
+#endif
+    const uint64_t rest = value - quotient * divisor;
+    return static_cast<uint32_t>(rest >= divisor ? rest - divisor : rest);
+  }
+};
+
 //! Raw id of window column `column` (0 = nearest) that `request` hands to its next call, or kUnknownId.
 ENGRAM_HOST_DEVICE int32_t next_lookback_id(const engram_hash_args& args, int32_t request, int column) {
   const int64_t first = first_token(args, request);

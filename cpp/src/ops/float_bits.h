@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! \file float_bits.h
-//! BF16 and FP16 bits to and from float, for CPU and GPU alike: nearest even, subnormals kept, every NaN written as
-//! 0x7FFF. Branch-free and free of FP32 subnormals, so that a loop over them becomes vector code and a host process
-//! that flushes subnormals gets the same bits.
+//! BF16 and FP16 bits to and from float, for CPU and GPU alike: nearest even, subnormals kept,
+//! every NaN written as 0x7FFF. Branch-free and free of FP32 subnormals, so that a loop over them
+//! becomes vector code and a host process that flushes subnormals gets the same bits.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,8 @@ ENGRAM_HOST_DEVICE float float_from_fp16(uint16_t bits) {
   const uint32_t sign = (bits & 0x8000u) << 16;
   const uint32_t magnitude = bits & 0x7FFFu;
   const uint32_t rebias = 112u << 23;  // exponent bias 15 to 127
-  const uint32_t subnormal = bits_from_float(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  const uint32_t subnormal =
+      bits_from_float(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
   const uint32_t normal = (magnitude << 13) + rebias + (magnitude >= 0x7C00u ? rebias : 0u);
   return float_from_bits(sign | (magnitude < 0x0400u ? subnormal : normal));
 #endif

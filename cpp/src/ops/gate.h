@@ -20,9 +20,10 @@ ENGRAM_HOST_DEVICE float reciprocal_root(float value) {
 }
 
 //! g of out = hidden + g * value, from the FP32 sums over one copy's hidden_size elements:
-//! dot = sum(h*q*k*key), hidden_square_sum = sum(h*h), key_square_sum = sum(key*key). A NaN stays one.
-ENGRAM_HOST_DEVICE float gate_value(float dot, float hidden_square_sum, float key_square_sum, int hidden_size,
-                                    float eps) {
+//! dot = sum(h*q*k*key), hidden_square_sum = sum(h*h), key_square_sum = sum(key*key). A NaN stays
+//! one.
+ENGRAM_HOST_DEVICE float gate_value(float dot, float hidden_square_sum, float key_square_sum,
+                                    int hidden_size, float eps) {
   const float size = static_cast<float>(hidden_size);
   const float scaled = dot * reciprocal_root(hidden_square_sum / size + eps) *
                        reciprocal_root(key_square_sum / size + eps) * reciprocal_root(size);
