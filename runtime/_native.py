@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C ABI of cpp/include/engram/engram.h through ctypes.
+
+Structures and symbols stand in the header's order. The library is loaded by the first call that
+needs it, never by an import. ctypes releases the GIL during a call, and the last error is the
+calling thread's own, so every function may be used from several threads at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from enum import IntEnum
+from typing import Any
+
+from trtllm_engram.plugins import library_path
+from trtllm_engram.plugins.errors import EngramError, InputError
+
+ABI_VERSION = 1
+CPU = -1
+
+
+class Status(IntEnum):
+    OK = 0
+    INVALID_ARGUMENT = 1
+    CUDA_UNAVAILABLE = 2
+    CUDA_ERROR = 3
+    DEVICE_FAULT = 4
+    OUT_OF_MEMORY = 5
+    INTERNAL_ERROR = 6
+
+
+class Dtype(IntEnum):
+    FLOAT32 = 0
+    FLOAT16 = 1
+    BFLOAT16 = 2
+    INT32 = 3
+    INT64 = 4
+
+
+class RowForm(IntEnum):
+    BF16 = 0
+    PACKED = 1
+    MXFP8_LINEAR = 2
+    MXFP8_128X4 = 3
+
+
+class Exec(ctypes.Structure):
+    _fields_ = [("device", c_int32), ("num_threads", c_int32), ("stream", c_void_p)]
+
+
+class HashArgs(ctypes.Structure):
+    _fields_ = [
+        ("multipliers", c_void_p),
+        ("primes", c_void_p),
+        ("offsets", c_void_p),
+        ("token_map", c_void_p),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("cu_seqlens", c_void_p),
+        ("lookback_ids", c_void_p),
+        ("lookback_dead", c_void_p),
+        ("dead_mask", c_void_p),
+        ("hash_ids", c_void_p),
+        ("next_lookback_ids", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_requests", c_int32),
+        ("num_layers", c_int32),
+        ("max_ngram_size", c_int32),
+        ("num_heads", c_int32),
+        ("vocab_size", c_int32),
+        ("pad_token_id", c_int32),
+        ("positions_dtype", c_int32),
+    ]
+
+
+class LookupArgs(ctypes.Structure):
+    _fields_ = [
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("ids", c_void_p),
+        ("out", c_void_p),
+        ("out_scales", c_void_p),
+        ("ids_stride", c_int64),
+        ("first_row", c_int64),
+        ("num_rows", c_int64),
+        ("num_tokens", c_int64),
+        ("num_columns", c_int32),
+        ("head_dim", c_int32),
+        ("form", c_int32),
+    ]
+
+
+class StageArgs(ctypes.Structure):
+    _fields_ = [
+        ("packed", c_void_p),
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_columns", c_int32),
+        ("head_dim", c_int32),
+    ]
+
+
+class ProjectArgs(ctypes.Structure):
+    _fields_ = [
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("out", c_void_p),
+        ("num_tokens", c_int64),
+        ("in_features", c_int32),
+        ("out_features", c_int32),
+    ]
+
+
+class GateArgs(ctypes.Structure):
+    _fields_ = [
+        ("hidden", c_void_p),
+        ("kv", c_void_p),
+        ("q_weight", c_void_p),
+        ("k_weight", c_void_p),
+        ("token_mask", c_void_p),
+        ("out", c_void_p),
+        ("num_tokens", c_int64),
+        ("hc_mult", c_int32),
+        ("hidden_size", c_int32),
+        ("dtype", c_int32),
+        ("eps", c_float),
+    ]
+
+
+OpArgs = HashArgs | LookupArgs | StageArgs | ProjectArgs | GateArgs
+
+_SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
+    "engram_hash": (c_int32, [POINTER(HashArgs), POINTER(Exec)]),
+    "engram_lookup": (c_int32, [POINTER(LookupArgs), POINTER(Exec)]),
+    "engram_stage": (c_int32, [POINTER(StageArgs), POINTER(Exec)]),
+    "engram_project": (c_int32, [POINTER(ProjectArgs), POINTER(Exec)]),
+    "engram_gate": (c_int32, [POINTER(GateArgs), POINTER(Exec)]),
+    "engram_device_fault": (c_int32, [c_int32]),
+    "engram_last_error": (c_char_p, []),
+    "engram_build_info": (c_char_p, []),
+    "engram_bench_read_blocks": (
+        c_int32,
+        [c_void_p, c_void_p, c_int64, c_int32, c_int32, POINTER(c_uint64)],
+    ),
+}
+_OP_SYMBOLS: dict[type, str] = {
+    HashArgs: "engram_hash",
+    LookupArgs: "engram_lookup",
+    StageArgs: "engram_stage",
+    ProjectArgs: "engram_project",
+    GateArgs: "engram_gate",
+}
+
+_library: ctypes.CDLL | None = None
+_library_lock = threading.Lock()
+
+
+def load() -> ctypes.CDLL:
+    """The library, loaded and checked once per process."""
+    global _library
+    with _library_lock:
+        if _library is None:
+            _library = _open(str(library_path()))
+        return _library
+
+
+def _open(path: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(path)
+        library.engram_abi_version.restype = c_int32
+        library.engram_abi_version.argtypes = []
+        found = library.engram_abi_version()
+    except (OSError, AttributeError) as error:
+        raise EngramError(f"{path}: cannot be loaded: {error}") from None
+    # Before any other symbol is looked up: a library of another ABI may lack some.
+    if found != ABI_VERSION:
+        raise EngramError(
+            f"{path}: expected ABI {ABI_VERSION}, found ABI {found}: "
+            "library and Python code are of different versions, reinstall trtllm-engram"
+        )
+    for name, (result, arguments) in _SYMBOLS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise EngramError(f"{path}: expected the symbol {name}, found none") from None
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def run(args: OpArgs, where: Exec) -> None:
+    """Calls the op that takes these arguments."""
+    library = load()
+    function = getattr(library, _OP_SYMBOLS[type(args)])
+    _check(library, function(ctypes.byref(args), ctypes.byref(where)))
+
+
+def device_fault(device: int) -> None:
+    """Raises EngramError if a kernel of an earlier call left a fault on this CUDA device."""
+    library = load()
+    _check(library, library.engram_device_fault(device))
+
+
+def build_info() -> dict[str, Any]:
+    """What engram_build_info says: version, abi, git, compiler, cuda, architectures, ..."""
+    info: dict[str, Any] = json.loads(load().engram_build_info().decode())
+    return info
+
+
+def read_blocks(
+    base: int, block_ids: int, num_blocks: int, block_bytes: int, num_threads: int = 0
+) -> int:
+    """engram_bench_read_blocks: reads blocks at base + id * block_bytes; returns a checksum."""
+    library = load()
+    checksum = c_uint64()
+    _check(
+        library,
+        library.engram_bench_read_blocks(
+            base, block_ids, num_blocks, block_bytes, num_threads, ctypes.byref(checksum)
+        ),
+    )
+    return checksum.value
+
+
+def _check(library: ctypes.CDLL, status: int) -> None:
+    if status == Status.OK:
+        return
+    text = library.engram_last_error().decode("utf-8", "replace")
+    if status == Status.INVALID_ARGUMENT:
+        raise InputError(text)
+    raise EngramError(text)
