@@ -52,7 +52,7 @@ test-cpp: .venv/tools
 	  && cmake --build --preset sanitize && ctest --preset sanitize
 
 test-python: build
-	$(BIN)/pytest --numprocesses=auto --dist=worksteal -m '$(or $(MARKERS),not slow)'
+	$(BIN)/pytest --numprocesses=auto --dist=loadgroup -m '$(or $(MARKERS),not slow)'
 
 # $(call timed,target): runs it and says how long it took.
 timed = start=$$SECONDS; $(MAKE) --no-print-directory $(1) && took=$$((SECONDS - start)) \

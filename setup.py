@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -38,11 +39,11 @@ class BuildLibrary(Command):
     """A sub-command of build; editable installs set editable_mode and get the library in place."""
 
     description = "build the shared library with CMake"
-    user_options = [
+    user_options: ClassVar = [
         ("build-lib=", "b", "folder of the built packages"),
         ("editable-mode", "e", "put the library into the checkout's plugins folder"),
     ]
-    boolean_options = ["editable-mode"]
+    boolean_options: ClassVar = ["editable-mode"]
 
     def initialize_options(self) -> None:
         self.build_lib = None
@@ -90,7 +91,7 @@ def cmake_build() -> Path:
         configure = [cmake, "-S", "cpp", "--preset", "release", "-B", folder, *arguments]
         for command in (configure, [cmake, "--build", folder, "--target", "trtllm_engram"]):
             if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
-                raise SystemExit("trtllm-engram: the library did not build; see CMake's output above")
+                raise SystemExit("trtllm-engram: the library did not build, see above")
     return folder / LIBRARY
 
 
@@ -103,7 +104,7 @@ def remove_stale_folders(builds: Path) -> None:
 
 
 class Build(build):
-    sub_commands = [*build.sub_commands, ("build_library", None)]
+    sub_commands: ClassVar = [*build.sub_commands, ("build_library", None)]
 
     def run(self) -> None:
         shutil.rmtree(self.build_lib, ignore_errors=True)  # files since deleted would be packed too

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # The CUDA language, and engram_cuda: what sources that call CUDA need.
 
-# PyPI's toolkit keeps the static cudart in lib/, where nvcc itself does not look.
 if(NOT CMAKE_CUDA_COMPILER)
   find_program(CMAKE_CUDA_COMPILER nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin REQUIRED)
 endif()
 cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH cuda_bin)
 cmake_path(GET cuda_bin PARENT_PATH cuda_root)
-if(EXISTS ${cuda_root}/lib/libcudart_static.a)
-  set(CMAKE_CUDA_FLAGS_INIT "-L${cuda_root}/lib")
-endif()
 
 set(CMAKE_CUDA_STANDARD 20)
-set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+set(CMAKE_CUDA_RUNTIME_LIBRARY None) # engram_cuda below links it, for C++ sources too
 set(CMAKE_CUDA_ARCHITECTURES 80-virtual) # for the compiler's own check
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
@@ -37,5 +33,8 @@ else()
   set(ENGRAM_MINIMUM_DRIVER "580.0")
 endif()
 
+find_library(ENGRAM_CUDART cudart_static REQUIRED HINTS ${cuda_root}/lib ${cuda_root}/lib64
+             PATHS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 add_library(engram_cuda INTERFACE)
+target_link_libraries(engram_cuda INTERFACE ${ENGRAM_CUDART} rt ${CMAKE_DL_LIBS})
 target_include_directories(engram_cuda SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

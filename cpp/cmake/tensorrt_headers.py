@@ -35,13 +35,14 @@ def version(folder: Path) -> tuple[int, ...]:
 
 
 def find() -> Path | None:
-    """TENSORRT_ROOT, system folders, an installed tensorrt package, an earlier download, or None."""
+    """TENSORRT_ROOT, else a system folder, an installed package or an earlier download, or None."""
     root = os.environ.get("TENSORRT_ROOT")
     folders = [Path(root) / "include"] if root else []
     folders += [Path("/usr/include/x86_64-linux-gnu"), Path("/usr/include/aarch64-linux-gnu")]
     folders += [Path("/usr/include"), Path("/usr/local/tensorrt/include")]
     spec = importlib.util.find_spec("tensorrt")
-    folders += [Path(place) / "include" for place in spec.submodule_search_locations or []] if spec else []
+    if spec:
+        folders += [Path(place) / "include" for place in spec.submodule_search_locations or []]
     folders += [DOWNLOADED]
     return next((folder for folder in folders if version(folder) >= OLDEST_VERSION), None)
 
@@ -61,7 +62,9 @@ def unpack(wheel: Path, folder: Path) -> None:
             content = archive.read(f"{WHEEL_FOLDER}/{name}")
             found = hashlib.sha256(content).hexdigest()
             if found != expected:
-                raise SystemExit(f"{wheel.name}: {name}: SHA-256 expected {expected}, found {found}")
+                raise SystemExit(
+                    f"{wheel.name}: {name}: SHA-256 expected {expected}, found {found}"
+                )
             (aside / name).write_bytes(content)
     aside.chmod(0o755)
     try:
@@ -74,13 +77,17 @@ def unpack(wheel: Path, folder: Path) -> None:
 def download() -> Path:
     """Fetches the pinned wheel through pip and unpacks its headers."""
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", scratch, WHEEL]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, WHEEL],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if result.returncode != 0:
             reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise SystemExit(
-                f"TensorRT headers: none on this machine (set TENSORRT_ROOT), and pip download {WHEEL}"
-                f" failed: {reason}"
+                "TensorRT headers: none on this machine (TENSORRT_ROOT names a place), and "
+                f"pip download {WHEEL} failed: {reason}"
             )
         unpack(next(Path(scratch).glob("*.whl")), DOWNLOADED)
     return DOWNLOADED

@@ -30,8 +30,9 @@ def wants_cuda() -> bool:
 
 def nvcc_version(nvcc: Path) -> tuple[int, ...]:
     """Its release, (0,) where it does not run."""
+    command = [nvcc, "--version"]
     try:
-        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return (0,)
     release = re.search(r"release (\d+)\.(\d+)", text)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests need of the machine. A test that needs more than there is skips and says why, unless
+TRTLLM_ENGRAM_REQUIRE names its marker: then the skip is a failure."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Generator
+
+import pytest
+
+PARTS = ("gpu", "trt", "multiproc", "slow")
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """Empty where CUDA ops can run."""
+    from trtllm_engram.runtime import _native, gpus
+
+    if not _native.build_info()["cuda"]:
+        return "the library is built for the CPU alone"
+    driver = gpus.probe_driver()
+    return driver.error or ("" if driver.gpus else "no CUDA device")
+
+
+@functools.cache
+def why_no_tensorrt() -> str:
+    """Empty where TensorRT's Python bindings import."""
+    if any(importlib.util.find_spec(name) for name in ("tensorrt", "tensorrt_bindings")):
+        return ""
+    return "no tensorrt package in this environment"
+
+
+NEEDS: dict[str, Callable[[], str]] = {"gpu": why_no_gpu, "trt": why_no_tensorrt}
+
+
+def pytest_configure() -> None:
+    unknown = required_parts() - set(PARTS)
+    if unknown:
+        raise pytest.UsageError(
+            f"TRTLLM_ENGRAM_REQUIRE: expected parts of {', '.join(PARTS)}; "
+            f"found {', '.join(sorted(unknown))}"
+        )
+
+
+def required_parts() -> set[str]:
+    names = os.environ.get("TRTLLM_ENGRAM_REQUIRE", "").split(",")
+    return {name.strip() for name in names if name.strip()}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, why in NEEDS.items():
+        if item.get_closest_marker(marker) and why():
+            pytest.skip(why())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    missed = required_parts() & {marker.name for marker in item.iter_markers()}
+    if report.skipped and missed and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"TRTLLM_ENGRAM_REQUIRE names {', '.join(sorted(missed))}: {reason}"
+    return report

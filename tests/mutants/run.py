@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that each mutant, a one-line fault, turns a test red: `make test-mutants`.
+
+A mutant is a patch beside this file whose first line is `Test: <pytest node id>`, or, for the C++
+tests, `Test: cpp:<doctest name filter>`. All is done in a copy of the checkout. Exit code 1 where a
+mutant survives, or where its test fails without it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
+from checkout import copy_checkout  # noqa: E402  (needs the line above)
+
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    patch: Path
+    test: str
+
+    @classmethod
+    def read(cls, patch: Path) -> Mutant:
+        first = patch.read_text(encoding="utf-8").splitlines()[0]
+        if not first.startswith("Test: "):
+            raise SystemExit(f"{patch}: expected 'Test: <test>' in line 1, found {first!r}")
+        return cls(patch, first.removeprefix("Test: ").strip())
+
+
+class Copy:
+    """A copy of the checkout, built for the CPU alone, whose packages hide the installed ones."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "checkout"
+        copy_checkout(self.root)
+        package = root / "packages/trtllm_engram"
+        package.mkdir(parents=True)
+        for folder in ("builder", "plugins", "runtime"):
+            (package / folder).symlink_to(self.root / folder)
+        self.environment = {
+            **os.environ,
+            "ENGRAM_CUDA": "OFF",
+            "GIT_CEILING_DIRECTORIES": str(root.parent),  # git apply skips files of a repository
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": str(package.parent),
+            "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc of the same second and size would be trusted
+        }
+
+    def run(self, *command: str) -> bool:
+        return (
+            subprocess.run(
+                command,
+                cwd=self.root,
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            ).returncode
+            == 0
+        )
+
+    def build(self) -> bool:
+        return self.run(sys.executable, "setup.py", "--quiet", "build_library", "--editable-mode")
+
+    def passes(self, test: str) -> bool:
+        if test.startswith("cpp:"):
+            return self.run("cmake", "--build", "build/sanitize") and self.run(
+                "build/sanitize/engram_tests", f"--test-case={test.removeprefix('cpp:')}"
+            )
+        return self.build() and self.run(str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", test)
+
+    def prepare(self, mutants: list[Mutant]) -> None:
+        """Builds, and makes sure that every named test passes without its mutant."""
+        configure = ("cmake", "-S", "cpp", "--preset", "sanitize")
+        if any(mutant.test.startswith("cpp:") for mutant in mutants) and not self.run(*configure):
+            raise SystemExit("the copy's C++ tests do not configure")
+        for test in sorted({mutant.test for mutant in mutants}):
+            if not self.passes(test):
+                raise SystemExit(f"{test}: expected to pass without a mutant, but it fails")
+
+    def survives(self, mutant: Mutant) -> bool:
+        apply = ("git", "apply", "--unidiff-zero", str(mutant.patch))
+        if not self.run(*apply):
+            raise SystemExit(f"{mutant.patch}: does not apply to this checkout")
+        survived = self.passes(mutant.test)
+        self.run(*apply, "--reverse")
+        return survived
+
+
+def main() -> int:
+    mutants = [Mutant.read(patch) for patch in sorted(Path(__file__).parent.glob("*.patch"))]
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Copy(Path(scratch))
+        copy.prepare(mutants)
+        survivors = 0
+        for mutant in mutants:
+            survived = copy.survives(mutant)
+            survivors += survived
+            verdict = "SURVIVED" if survived else "killed"
+            print(f"{mutant.patch.stem:40} {verdict:8} {mutant.test}", flush=True)
+    print(f"{len(mutants) - survivors} killed, {survivors} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts that find nvcc and TensorRT's headers, and the conftest's rule for required parts."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from checkout import ROOT
+
+PASSING, SKIPPING = "def test_it(): pass", "import pytest\ndef test_it(): pytest.skip('none here')"
+
+
+@pytest.fixture
+def headers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "cpp/cmake")
+    return importlib.import_module("tensorrt_headers")
+
+
+@pytest.fixture
+def toolchain(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "cpp/cmake")
+    return importlib.import_module("toolchain")
+
+
+def fake_headers(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "NvInferVersion.h").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("#define NV_TENSORRT_MAJOR 10 //!<\n#define NV_TENSORRT_MINOR 6\n", (10, 6)),
+        (
+            "#define TRT_MAJOR_ENTERPRISE 11\n#define TRT_MINOR_ENTERPRISE 4\n"
+            "#define TRT_PATCH_ENTERPRISE 1\n#define NV_TENSORRT_MAJOR TRT_MAJOR_ENTERPRISE\n",
+            (11, 4, 1),
+        ),
+        ("no version", (0,)),
+    ],
+    ids=["10.6", "11.4", "none"],
+)
+def test_header_version(headers: ModuleType, tmp_path: Path, text: str, expected: tuple) -> None:
+    assert headers.version(fake_headers(tmp_path / "include", text)) == expected
+    assert headers.version(tmp_path / "absent") == (0,)
+
+
+def test_tensorrt_root_comes_first(
+    headers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORRT_ROOT", str(tmp_path))
+    own = fake_headers(
+        tmp_path / "include", "#define NV_TENSORRT_MAJOR 10\n#define NV_TENSORRT_MINOR 9\n"
+    )
+    assert headers.find() == own
+    (own / "NvInferVersion.h").write_text("#define NV_TENSORRT_MAJOR 8\n")
+    assert headers.find() != own
+
+
+def test_a_changed_header_is_refused(headers: ModuleType, tmp_path: Path) -> None:
+    wheel = tmp_path / "kernel_lens.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in headers.expected_sums():
+            archive.writestr(f"{headers.WHEEL_FOLDER}/{name}", "something else")
+    with pytest.raises(SystemExit, match=r"NvInfer\w*\.h: SHA-256 expected \w{64}, found \w{64}"):
+        headers.unpack(wheel, tmp_path / "headers")
+    assert not (tmp_path / "headers").exists()
+
+
+def fake_nvcc(home: Path, release: str) -> Path:
+    nvcc = home / "bin/nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+@pytest.mark.parametrize(("release", "taken"), [("12.8", True), ("13.1", True), ("12.6", False)])
+def test_nvcc_of_the_machine(
+    toolchain: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    release: str,
+    taken: bool,
+) -> None:
+    nvcc = fake_nvcc(tmp_path, release)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert (toolchain.find_nvcc() == nvcc) == taken
+
+
+def test_cpu_build_requires_nothing(toolchain: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: None)
+    monkeypatch.setattr(toolchain.tensorrt_headers, "find", lambda: None)
+    monkeypatch.setenv("ENGRAM_CUDA", "OFF")
+    assert toolchain.missing_requirements() == []
+    monkeypatch.setenv("ENGRAM_CUDA", "ON")
+    assert toolchain.missing_requirements() == [toolchain.NVCC_REQUIREMENT, "pip"]
+
+
+@pytest.mark.parametrize(
+    ("required", "body", "code"),
+    [
+        ("", SKIPPING, 0),
+        ("gpu", SKIPPING, 1),
+        ("trt", SKIPPING, 0),
+        ("gpu", PASSING, 0),
+        ("x", PASSING, 4),
+    ],
+    ids=["not-required", "required", "another", "passes", "unknown"],
+)
+def test_required_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: str, body: str, code: int
+) -> None:
+    conftest = (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(conftest + "\nNEEDS.clear()\n")
+    (tmp_path / "test_it.py").write_text(f"import pytest\npytestmark = pytest.mark.gpu\n{body}\n")
+    monkeypatch.setenv("TRTLLM_ENGRAM_REQUIRE", required)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path]
+    assert (
+        subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == code
+    )
