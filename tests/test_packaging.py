@@ -143,6 +143,8 @@ def test_make_names_missing_packages(
     target = tmp_path_factory.mktemp("bare")
     for name in ("Makefile", "pyproject.toml"):
         (target / name).write_bytes((ROOT / name).read_bytes())
+    for folder in ("builder", "cpp", "plugins", "runtime"):
+        (target / folder).mkdir()
     result = subprocess.run(
         [machine_without / "make"],
         cwd=target,

@@ -54,44 +54,39 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc of the same second and size would be trusted
         }
 
-    def run(self, *command: str) -> bool:
-        return (
-            subprocess.run(
-                command,
-                cwd=self.root,
-                env=self.environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-            ).returncode
-            == 0
-        )
+    def run(self, *command: str) -> int:
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        ).returncode
 
-    def build(self) -> bool:
-        return self.run(sys.executable, "setup.py", "--quiet", "build_library", "--editable-mode")
+    def must(self, what: str, *command: str) -> None:
+        if self.run(*command) != 0:
+            raise SystemExit(f"{what}: {' '.join(command)} failed in the copy")
 
-    def passes(self, test: str) -> bool:
+    def passes(self, what: str, test: str) -> bool:
+        """Builds what the test needs and runs it; anything but passed or failed ends the run."""
         if test.startswith("cpp:"):
-            return self.run("cmake", "--build", "build/sanitize") and self.run(
-                "build/sanitize/engram_tests", f"--test-case={test.removeprefix('cpp:')}"
-            )
-        return self.build() and self.run(str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", test)
-
-    def prepare(self, mutants: list[Mutant]) -> None:
-        """Builds, and makes sure that every named test passes without its mutant."""
-        configure = ("cmake", "-S", "cpp", "--preset", "sanitize")
-        if any(mutant.test.startswith("cpp:") for mutant in mutants) and not self.run(*configure):
-            raise SystemExit("the copy's C++ tests do not configure")
-        for test in sorted({mutant.test for mutant in mutants}):
-            if not self.passes(test):
-                raise SystemExit(f"{test}: expected to pass without a mutant, but it fails")
+            self.must(what, "cmake", "-S", "cpp", "--preset", "sanitize")
+            self.must(what, "cmake", "--build", "build/sanitize")
+            case = f"--test-case={test.removeprefix('cpp:')}"
+            return self.run("build/sanitize/engram_tests", case) == 0
+        build = ("setup.py", "--quiet", "build_library", "--editable-mode")
+        self.must(what, sys.executable, *build)
+        code = self.run(str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", test)
+        if code not in (0, 1):
+            raise SystemExit(f"{what}: {test}: expected to pass or fail, pytest ended with {code}")
+        return code == 0
 
     def survives(self, mutant: Mutant) -> bool:
         apply = ("git", "apply", "--unidiff-zero", str(mutant.patch))
-        if not self.run(*apply):
-            raise SystemExit(f"{mutant.patch}: does not apply to this checkout")
-        survived = self.passes(mutant.test)
-        self.run(*apply, "--reverse")
+        self.must(mutant.patch.stem, *apply)
+        survived = self.passes(mutant.patch.stem, mutant.test)
+        self.must(mutant.patch.stem, *apply, "--reverse")
         return survived
 
 
@@ -99,7 +94,9 @@ def main() -> int:
     mutants = [Mutant.read(patch) for patch in sorted(Path(__file__).parent.glob("*.patch"))]
     with tempfile.TemporaryDirectory() as scratch:
         copy = Copy(Path(scratch))
-        copy.prepare(mutants)
+        for test in sorted({mutant.test for mutant in mutants}):
+            if not copy.passes("no mutant", test):
+                raise SystemExit(f"{test}: expected to pass without a mutant, but it fails")
         survivors = 0
         for mutant in mutants:
             survived = copy.survives(mutant)
