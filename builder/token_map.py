@@ -33,17 +33,7 @@ def build_token_map(
 ) -> npt.NDArray[np.int32]:
     """The map of a tokenizer.json, int32 [vocab]; refuses a tokenizer that the config rules out."""
     path = Path(tokenizer_json)
-    try:
-        content = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot read the tokenizer: {reason}") from error
-    entry = _cache_entry(content)
-    token_map = None if entry is None else _read_entry(entry)
-    if token_map is None:
-        token_map = _make_token_map(content, path)
-        if entry is not None:
-            _write_entry(entry, token_map)
+    token_map = load_token_map(path)
     compressed_size = int(token_map.max(initial=-1)) + 1
     if compressed_size != config.compressed_vocab_size:
         raise InputError(
@@ -55,6 +45,22 @@ def build_token_map(
             f"engram_pad_token_id: expected an id below {token_map.size}, the size of the "
             f"vocabulary of {path}, found {config.pad_token_id}"
         )
+    return token_map
+
+
+def load_token_map(path: Path) -> npt.NDArray[np.int32]:
+    """The map of any tokenizer.json, from the cache where it is there."""
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot read the tokenizer: {reason}") from error
+    entry = _cache_entry(content)
+    token_map = None if entry is None else _read_entry(entry)
+    if token_map is None:
+        token_map = _make_token_map(content, path)
+        if entry is not None:
+            _write_entry(entry, token_map)
     return token_map
 
 

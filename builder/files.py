@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of users: found safely, written whole or not at all, failures told in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from trtllm_engram.plugins.errors import InputError
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns failures to read into one line that names the file."""
+    with _told(path, "read"):
+        yield
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns failures to write into one line that names the file."""
+    with _told(path, "write"):
+        yield
+
+
+@contextlib.contextmanager
+def _told(path: Path, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            reason = f"disk full: free {free_bytes(path.parent)} bytes"
+        raise InputError(f"{path}: cannot {verb}: {reason}") from error
+
+
+def resolve_member(root: Path, name: str) -> Path:
+    """root/name, where name comes from outside: relative, without `..`, NUL or `.`-only."""
+    pure = PurePosixPath(name)
+    if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\0" in name:
+        raise InputError(f"{root}: expected a relative file name without '..', found {name!r}")
+    return root / pure
+
+
+def stat_regular(path: Path) -> os.stat_result:
+    """The status of a regular file, symlinks followed (a hub cache is made of them)."""
+    with reading(path):
+        status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path}: expected a regular file")
+    return status
+
+
+@contextlib.contextmanager
+def write_aside(path: Path) -> Iterator[Path]:
+    """Yields the name of a scratch file beside path; on success it becomes path, durably, in one
+    step.
+    """
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with writing(path):
+            yield scratch
+            sync(scratch)
+            scratch.replace(path)
+            sync(path.parent)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Puts a file, or a folder's names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_at(handle: int, data: bytes | memoryview, offset: int) -> None:
+    """pwrite that does not stop half-way."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(handle, view, offset)
+        view = view[count:]
+        offset += count
+
+
+def check_free_bytes(folder: Path, needed: int) -> None:
+    """Refuses to begin what the disk cannot hold."""
+    with writing(folder):
+        free = free_bytes(folder)
+    if needed > free:
+        raise InputError(f"{folder}: disk full: needed {needed} bytes, free {free} bytes")
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that an ordinary user may still write to the folder's disk."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
