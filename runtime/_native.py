@@ -193,17 +193,17 @@ def _open(path: str) -> ctypes.CDLL:
     return library
 
 
-def run(args: OpArgs, where: Exec) -> None:
-    """Calls the op that takes these arguments."""
+def run(op: str, args: OpArgs, where: Exec) -> None:
+    """Calls the function that takes these arguments; `op` begins the text of errors."""
     library = load()
     function = getattr(library, _OP_SYMBOLS[type(args)])
-    _check(library, function(ctypes.byref(args), ctypes.byref(where)))
+    _check(library, op, function(ctypes.byref(args), ctypes.byref(where)))
 
 
 def device_fault(device: int) -> None:
     """Raises EngramError if a kernel of an earlier call left a fault on this CUDA device."""
     library = load()
-    _check(library, library.engram_device_fault(device))
+    _check(library, f"cuda:{device}", library.engram_device_fault(device))
 
 
 def build_info() -> dict[str, Any]:
@@ -220,6 +220,7 @@ def read_blocks(
     checksum = c_uint64()
     _check(
         library,
+        "read_blocks",
         library.engram_bench_read_blocks(
             base, block_ids, num_blocks, block_bytes, num_threads, ctypes.byref(checksum)
         ),
@@ -227,10 +228,10 @@ def read_blocks(
     return checksum.value
 
 
-def _check(library: ctypes.CDLL, status: int) -> None:
+def _check(library: ctypes.CDLL, what: str, status: int) -> None:
     if status == Status.OK:
         return
-    text = library.engram_last_error().decode("utf-8", "replace")
+    text = f"{what}: {library.engram_last_error().decode('utf-8', 'replace')}"
     if status == Status.INVALID_ARGUMENT:
         raise InputError(text)
     raise EngramError(text)

@@ -83,7 +83,7 @@ def view(where: str, array: Array, stream: int) -> View:
         return _interface_view(array, stream)
     raise InputError(
         f"{where}: expected a numpy array, a torch tensor, or an array with __dlpack__ or "
-        f"__cuda_array_interface__, given {type(array).__name__}"
+        f"__cuda_array_interface__, found {type(array).__name__}"
     )
 
 
@@ -106,7 +106,7 @@ def _numpy_view(array: Any) -> View:
 
 def _torch_view(where: str, tensor: Any) -> View:
     if tensor.device.type not in ("cpu", "cuda"):
-        raise InputError(f"{where}: expected on cpu or cuda, given on {tensor.device}")
+        raise InputError(f"{where}: expected on cpu or cuda, found on {tensor.device}")
     size = tensor.element_size()
     return View(
         array=tensor,
@@ -122,7 +122,7 @@ def _dlpack_view(where: str, array: Array, stream: int) -> View:
     device_type = int(array.__dlpack_device__()[0])
     on_cuda = device_type in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     if not on_cuda and device_type not in (dlpack.CPU, dlpack.CUDA_HOST):
-        raise InputError(f"{where}: expected on cpu or cuda, given DLPack device {device_type}")
+        raise InputError(f"{where}: expected on cpu or cuda, found DLPack device {device_type}")
     found = dlpack.read(array, (stream or LEGACY_STREAM) if on_cuda else None)
     return View(
         array=array,

@@ -62,24 +62,24 @@ class Call:
         where = f"{self.op}: {name}"
         found = self._views.get(name)
         if found is None:
-            raise InputError(f"{where}: expected {_describe(dtypes, shape)}, given None")
+            raise InputError(f"{where}: expected {_describe(dtypes, shape)}, found None")
         fits = len(found.shape) == len(shape) and all(
             size in (None, actual) for size, actual in zip(shape, found.shape, strict=True)
         )
         if found.dtype not in dtypes or not fits:
             raise InputError(
                 f"{where}: expected {_describe(dtypes, shape)}, "
-                f"given {_describe((found.dtype,), found.shape)}"
+                f"found {_describe((found.dtype,), found.shape)}"
             )
         if not found.is_contiguous(first_axis=1 if strided else 0):
             raise InputError(
-                f"{where}: expected a contiguous array, given shape {list(found.shape)} with "
+                f"{where}: expected a contiguous array, found shape {list(found.shape)} with "
                 f"strides of {list(found.strides)} bytes"
             )
         if found.pointer % found.item_bytes:
             raise InputError(
                 f"{where}: expected {found.dtype} aligned to {found.item_bytes} bytes, "
-                f"given address {found.pointer:#x}"
+                f"found address {found.pointer:#x}"
             )
         return found
 
@@ -93,7 +93,7 @@ class Call:
             return None
         found = self.input(name, dtypes, shape)
         if found.read_only:
-            raise InputError(f"{self.op}: {name}: expected a writable array, given a read-only one")
+            raise InputError(f"{self.op}: {name}: expected a writable array, found a read-only one")
         return found.pointer
 
     def result(self, name: str, dtypes: Dtypes, shape: tuple[int, ...]) -> Result:
@@ -122,7 +122,9 @@ class Call:
             return _constants[key].pointer
 
     def run(self, args: _native.OpArgs) -> None:
-        _native.run(args, _native.Exec(device=self.device, num_threads=0, stream=self._stream))
+        _native.run(
+            self.op, args, _native.Exec(device=self.device, num_threads=0, stream=self._stream)
+        )
 
     def _upload(self, host: npt.NDArray[Any]) -> Result:
         """A copy on the GPU, complete on return and so for use on any stream."""
@@ -147,18 +149,18 @@ class Call:
     def _common_device(self) -> int:
         first = next(iter(self._views), None)
         if first is None:
-            raise InputError(f"{self.op}: expected arrays, given None")
+            raise InputError(f"{self.op}: expected arrays, found None")
         device = self._views[first].device
         for name, found in self._views.items():
             if found.device != device:
                 raise InputError(
                     f"{self.op}: {name}: expected on {device_name(device)} like {first}, "
-                    f"given on {device_name(found.device)}"
+                    f"found on {device_name(found.device)}"
                 )
         if device == _native.CPU and self._explicit_stream is not None:
             raise InputError(
                 f"{self.op}: stream: expected None for arrays on cpu, "
-                f"given {self._explicit_stream!r}"
+                f"found {self._explicit_stream!r}"
             )
         return device
 
@@ -189,7 +191,7 @@ def _stream_handle(op: str, stream: Any) -> int:
     if isinstance(handle, bool) or not hasattr(handle, "__int__") or isinstance(handle, float):
         raise InputError(
             f"{op}: stream: expected an int, a torch stream or a cuda-python stream, "
-            f"given {stream!r}"
+            f"found {stream!r}"
         )
     return int(handle)
 

@@ -96,7 +96,7 @@ class DeviceArray:
         if self.nbytes:
             with current_device(device):
                 if is_capturing(stream):
-                    raise InputError("out: expected an array under stream capture, given None")
+                    raise InputError("out: expected an array under stream capture, found None")
                 self.pointer = int(cuda("cudaMallocAsync", self.nbytes, stream))
 
     @classmethod

@@ -70,7 +70,8 @@ def hash_ids(
             -1 is unknown.
         lookback_dead: bool [B, N-1], lookback tokens that end an n-gram (image spans).
         dead_mask: bool [T], tokens that end an n-gram.
-        next_lookback_out: int32 [B, N-1], written with the lookback_ids of the requests' next call.
+        next_lookback_out: int32 [B, N-1], written with the lookback_ids of the requests' next call;
+            left as it is where T is 0.
         out: int32 [T, L, C].
     """
     call = Call(
@@ -94,9 +95,9 @@ def hash_ids(
     boundaries = None if cu_seqlens is None else call.input("cu_seqlens", INT32, (None,))
     num_requests = num_tokens if boundaries is None else boundaries.shape[0] - 1
     if num_requests < 0:
-        raise InputError("hash_ids: cu_seqlens: expected int32 [B+1], given int32 [0]")
+        raise InputError("hash_ids: cu_seqlens: expected int32 [B+1], found int32 [0]")
     if lookback_dead is not None and lookback_ids is None:
-        raise InputError("hash_ids: lookback_ids: expected with lookback_dead, given None")
+        raise InputError("hash_ids: lookback_ids: expected with lookback_dead, found None")
     window = (num_requests, num_orders)
     result = call.result("out", INT32, (num_tokens, num_layers, num_orders * num_heads))
     multipliers, primes, offsets = _hash_constants(call, layout)
@@ -190,7 +191,7 @@ def lookup_mxfp8(
     """
     if scale_order not in ("linear", "128x4"):
         raise InputError(
-            f"lookup_mxfp8: scale_order: expected linear or 128x4, given {scale_order!r}"
+            f"lookup_mxfp8: scale_order: expected linear or 128x4, found {scale_order!r}"
         )
     linear = scale_order == "linear"
     form = _native.RowForm.MXFP8_LINEAR if linear else _native.RowForm.MXFP8_128X4
@@ -227,7 +228,7 @@ def stage_mxfp8(
     if rest:
         raise InputError(
             f"stage_mxfp8: packed: expected rows of {packed_row_bytes(head_dim)} bytes "
-            f"(head_dim {head_dim}), given {packed_bytes} bytes a token"
+            f"(head_dim {head_dim}), found {packed_bytes} bytes a token"
         )
     row_size = num_columns * head_dim
     row_values = call.result("out_values", _FP8_BYTES, (num_tokens, row_size))
@@ -369,7 +370,7 @@ def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.L
     if rest or stride < num_columns:
         raise InputError(
             f"{call.op}: ids: expected tokens {num_columns} or more elements apart, "
-            f"given a stride of {ids.strides[0]} bytes"
+            f"found a stride of {ids.strides[0]} bytes"
         )
     return _native.LookupArgs(
         values=values.pointer,
@@ -387,12 +388,12 @@ def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.L
 
 def _check_head_dim(where: str, head_dim: int) -> None:
     if head_dim <= 0 or head_dim % SCALE_BLOCK:
-        raise InputError(f"{where}: expected a multiple of {SCALE_BLOCK}, given {head_dim}")
+        raise InputError(f"{where}: expected a multiple of {SCALE_BLOCK}, found {head_dim}")
 
 
 def _pair(op: str, out: tuple[Array, Array] | None) -> dict[str, Array]:
     if out is None:
         return {}
     if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise InputError(f"{op}: out: expected a pair of arrays (values, scales), given {out!r}")
+        raise InputError(f"{op}: out: expected a pair of arrays (values, scales), found {out!r}")
     return {"out_values": out[0], "out_scales": out[1]}

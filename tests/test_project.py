@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""project: exact where sums are exact in FP32, else within FP32's own error and one rounding."""
+
+import re
+
+import generators
+import numpy as np
+import pytest
+import reference
+from devices import Torch, capture, on_devices
+
+from trtllm_engram.plugins.errors import InputError
+from trtllm_engram.runtime import ops
+
+SIZES = {
+    "square": (64, 64),
+    "ragged_out": (256, 37),
+    "one_out": (32, 1),
+    "wide": (1536, 160),
+    "odd_blocks": (96, 224),
+}
+TOKENS = [1, 7, 16, 65, 131]
+every_size = pytest.mark.parametrize(
+    ("in_features", "out_features"), SIZES.values(), ids=SIZES.keys()
+)
+
+
+def run(device, x, weight, scale, **options):
+    return device.get(ops.project(*map(device.put, (x, weight, scale)), **options))
+
+
+def whole_numbers(rng, num_tokens, in_features, out_features):
+    """Small whole numbers times powers of two: every FP32 sum of products is exact in any order."""
+    x = reference.bf16_bits(rng.integers(-8, 9, (num_tokens, in_features)))
+    fp8_of = np.array([0x00, 0x38, 0x40, 0x44, 0x48], np.uint8)  # 0 to 4
+    weight = rng.choice(fp8_of, (out_features, in_features)) | rng.choice(
+        np.array([0, 0x80], np.uint8), (out_features, in_features)
+    )
+    blocks = (-(-out_features // 32), -(-in_features // 32))
+    return x, weight, rng.integers(126, 131, blocks).astype(np.uint8)
+
+
+def assert_close(found, x, weight, scale):
+    """One rounding to BF16, after sums with an error of 2**-23 of the terms for each addition."""
+    exact, terms = reference.project(x, weight, scale)
+    sums_error = x.shape[1] * 2.0**-23 * terms
+    rounding = reference.bf16_ulp(np.abs(exact) + sums_error) / 2
+    error = np.abs(reference.bf16_values(found) - exact)
+    assert (error <= sums_error + rounding).all()
+
+
+@on_devices
+@every_size
+@pytest.mark.parametrize("num_tokens", TOKENS, ids="T{}".format)
+def test_exact_sums(device, in_features, out_features, num_tokens):
+    x, weight, scale = whole_numbers(
+        np.random.default_rng(num_tokens), num_tokens, in_features, out_features
+    )
+    exact, _ = reference.project(x, weight, scale)
+    np.testing.assert_array_equal(run(device, x, weight, scale), reference.bf16_bits(exact))
+
+
+@on_devices
+@every_size
+def test_random(device, in_features, out_features):
+    rng = np.random.default_rng(1)
+    x = generators.bf16(rng, 19, in_features)
+    weight, scale = generators.fp8_weights(rng, out_features, in_features)
+    assert_close(run(device, x, weight, scale), x, weight, scale)
+
+
+@on_devices
+def test_true_row(device):
+    """The true number of inputs, 24 rows of 256."""
+    rng = np.random.default_rng(2)
+    x = generators.bf16(rng, 5, 6144)
+    weight, scale = generators.fp8_weights(rng, 320, 6144)
+    assert_close(run(device, x, weight, scale), x, weight, scale)
+
+
+@on_devices
+def test_each_block_has_its_scale(device):
+    """One weight of 1.0 in each 32x32 block, so that an output is that block's scale."""
+    scale = (100 + np.arange(12, dtype=np.uint8)).reshape(3, 4)
+    weight = np.zeros((96, 128), np.uint8)
+    weight[31::32, 31::32] = 0x38
+    x = np.zeros((4, 128), np.uint16)
+    x[np.arange(4), 31 + 32 * np.arange(4)] = 0x3F80
+    found = reference.bf16_values(run(device, x, weight, scale))
+    np.testing.assert_array_equal(found[:, 31::32], reference.e8m0_values(scale).T)
+
+
+@on_devices
+@pytest.mark.parametrize("part", ["x", "weight", "scale"])
+def test_nan(device, part):
+    """A NaN reaches all outputs that it belongs to, and no others."""
+    x, weight, scale = whole_numbers(np.random.default_rng(3), 3, 64, 64)
+    if part == "x":
+        x[1, 5] = 0x7FC0
+        concerned = np.s_[1, :]
+    elif part == "weight":
+        weight[7, 3] = 0x7F
+        concerned = np.s_[:, 7]
+    else:
+        scale[1, 0] = 255
+        concerned = np.s_[:, 32:]
+    found = run(device, x, weight, scale)
+    expected = np.zeros(found.shape, bool)
+    expected[concerned] = True
+    np.testing.assert_array_equal(found == reference.NAN_BITS, expected)
+
+
+@on_devices
+def test_no_tokens(device):
+    _, weight, scale = whole_numbers(np.random.default_rng(4), 1, 64, 64)
+    assert run(device, np.zeros((0, 64), np.uint16), weight, scale).shape == (0, 64)
+
+
+@on_devices
+def test_out(device):
+    x, weight, scale = whole_numbers(np.random.default_rng(5), 3, 64, 64)
+    out = device.put(np.zeros((3, 64), np.uint16))
+    run(device, x, weight, scale, out=out)
+    exact, _ = reference.project(x, weight, scale)
+    np.testing.assert_array_equal(device.get(out), reference.bf16_bits(exact))
+
+
+X, WEIGHT, SCALE = whole_numbers(np.random.default_rng(6), 3, 64, 96)
+REFUSED = {
+    "x_width": (
+        (X[:, :32].copy(), WEIGHT, SCALE),
+        "x: expected bfloat16 or uint16 [any, 64], found uint16 [3, 32]",
+    ),
+    "x_dtype": (
+        (X.astype(np.float32), WEIGHT, SCALE),
+        "x: expected bfloat16 or uint16 [any, 64], found float32 [3, 64]",
+    ),
+    "scale_shape": (
+        (X, WEIGHT, SCALE[:2]),
+        "scale: expected float8_e8m0fnu or uint8 [3, 2], found uint8 [2, 2]",
+    ),
+    "weight_strided": (
+        (X, WEIGHT[:, ::-1], SCALE),
+        "weight: expected a contiguous array, found shape [96, 64] with strides of [64, -1] bytes",
+    ),
+    "in_features": (
+        (X[:, :40].copy(), WEIGHT[:, :40].copy(), SCALE),
+        "in_features: expected a positive multiple of 32, got 40",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arrays", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused(arrays, text):
+    with pytest.raises(InputError, match=f"^project: {re.escape(text)}$"):
+        ops.project(*arrays)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 16, 65], ids="T{}".format)
+def test_graph_replay(num_tokens):
+    device = Torch()
+    rng = np.random.default_rng(7)
+    x, weight, scale = whole_numbers(rng, num_tokens, 256, 96)
+    other, _, _ = whole_numbers(rng, num_tokens, 256, 96)
+    inputs = [device.put(array) for array in (x, weight, scale)]
+    out = device.put(np.zeros((num_tokens, 96), np.uint16))
+    graph = capture(lambda: ops.project(*inputs, out=out))
+    inputs[0].copy_(device.put(other))
+    graph.replay()
+    exact, _ = reference.project(other, weight, scale)
+    np.testing.assert_array_equal(device.get(out), reference.bf16_bits(exact))
