@@ -22,9 +22,7 @@ std::string needs() {
                 kMinimumDriver, "), found ");
 }
 
-}  // namespace
-
-void require_cuda(int device) {
+int count_devices() {
   int driver = 0;
   const cudaError_t driver_code = cudaDriverGetVersion(&driver);
   if (driver_code != cudaSuccess || driver == 0) {
@@ -41,6 +39,13 @@ void require_cuda(int device) {
     throw Error(ENGRAM_CUDA_UNAVAILABLE, concat("CUDA: expected a device, found none (",
                                                 cudaGetErrorString(count_code), ")"));
   }
+  return num_devices;
+}
+
+}  // namespace
+
+void require_cuda(int device) {
+  static const int num_devices = count_devices();  // tried again at the next call where it throws
   if (device < 0 || device >= num_devices) {
     throw Error(ENGRAM_CUDA_UNAVAILABLE, concat("CUDA device ", device, ": expected one of the ",
                                                 num_devices, " visible here, counted from 0"));
@@ -60,6 +65,12 @@ DeviceGuard::DeviceGuard(int device) {
 }
 
 DeviceGuard::~DeviceGuard() { cudaSetDevice(previous_); }
+
+RelaxedCapture::RelaxedCapture() {
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_), "capture mode");
+}
+
+RelaxedCapture::~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
 
 #else
 

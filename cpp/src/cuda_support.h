@@ -29,6 +29,19 @@ class DeviceGuard {
  private:
   int previous_ = 0;
 };
+
+//! Lets this thread allocate in a scope while any thread captures a graph in global mode. Nothing
+//! in the scope may touch a stream that captures.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 #endif
 
 }  // namespace engram

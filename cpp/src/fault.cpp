@@ -46,19 +46,6 @@ struct FaultWord {
 std::mutex fault_words_mutex;
 std::map<int, FaultWord> fault_words;  // freed by the driver when the process ends
 
-//! Allocation counts as unsafe while any thread captures in global mode. Nothing here touches a
-//! stream.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_), "fault word"); }
-  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 FaultWord make_fault_word(int device) {
   const DeviceGuard guard(device);
   const RelaxedCapture relaxed;
