@@ -113,8 +113,8 @@ typedef struct engram_stage_args {
 
 /*! engram_project: out = x W^T with MXFP8's meaning (FP8 times powers of two, FP32 sums, one rounding to BF16). */
 typedef struct engram_project_args {
-  const uint16_t* x;     /*!< BF16 [T, in_features] */
-  const uint8_t* weight; /*!< FP8 [out_features, in_features] */
+  const uint16_t* x;     /*!< BF16 [T, in_features]; on a GPU 16-byte aligned */
+  const uint8_t* weight; /*!< FP8 [out_features, in_features]; on a GPU 16-byte aligned */
   const uint8_t* scale;  /*!< E8M0 [ceil(out_features/32), ceil(in_features/32)] */
   uint16_t* out;         /*!< BF16 [T, out_features] */
   int64_t num_tokens;

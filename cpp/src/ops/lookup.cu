@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dequantize.cuh"
+#include "engram/layout.h"
+#include "engram/ops.h"
+#include "launch.cuh"
+#include "rows.cuh"
+
+namespace engram {
+namespace {
+
+//! Up to here each thread takes one token, which spreads the few rows over the most SMs.
+constexpr int64_t kFewTokens = 64;
+//! Rows that a thread has in flight beyond that: enough reads to cover the memory's latency.
+constexpr int kTokensInFlight = 4;
+
+//! Value bytes of a thread. With 8, a warp's BF16 stores are 512 bytes side by side, and packed
+//! rows (264 bytes for 256 values) keep their alignment.
+constexpr int chunk_bytes(engram_row_form form) {
+  return form == ENGRAM_ROWS_BF16 || form == ENGRAM_ROWS_PACKED ? 8 : 16;
+}
+
+//! Row of the table, or kNoRow: any id, also one of an uninitialised array, reads inside the table.
+__device__ int64_t table_row(const engram_lookup_args& args, int64_t token, int column) {
+  if (token >= args.num_tokens) return kNoRow;
+  const int64_t id = __ldg(args.ids + row_offset(token, args.ids_stride) + column);
+  const int64_t row = id - args.first_row;
+  return row >= 0 && row < args.num_rows ? row : kNoRow;
+}
+
+//! Writes one chunk of a row, and its scale where the chunk starts a scale block.
+//! values_aligned: whether packed rows take 8-byte stores.
+template <engram_row_form kForm, typename Vector>
+__device__ void store_chunk(const engram_lookup_args& args, int64_t token, int column, int chunk,
+                            Vector values, uint8_t scale, bool values_aligned) {
+  constexpr int kBytes = chunk_bytes(kForm);
+  const int64_t out_row = row_offset(token, args.num_columns) + column;
+  const int scale_idx = chunk * kBytes / kScaleBlock;
+  const bool starts_block = chunk * kBytes % kScaleBlock == 0;
+  auto* const bytes = static_cast<uint8_t*>(args.out);
+
+  if constexpr (kForm == ENGRAM_ROWS_BF16) {
+    const uint2 low = bf16x4_from_fp8(values.x, scale);
+    const uint2 high = bf16x4_from_fp8(values.y, scale);
+    auto* const to = static_cast<uint16_t*>(args.out) + row_offset(out_row, args.head_dim);
+    *reinterpret_cast<uint4*>(to + chunk * kBytes) = make_uint4(low.x, low.y, high.x, high.y);
+  } else if constexpr (kForm == ENGRAM_ROWS_PACKED) {
+    uint8_t* const to = bytes + row_offset(out_row, packed_row_bytes(args.head_dim));
+    store_bytes(to + chunk * kBytes, values, values_aligned);
+    if (starts_block) to[args.head_dim + scale_idx] = scale;
+  } else {
+    if (token < args.num_tokens) {
+      uint8_t* const to = bytes + row_offset(out_row, args.head_dim);
+      *reinterpret_cast<Vector*>(to + chunk * kBytes) = values;
+    }
+    if (!starts_block) return;
+    const int row_scales = scales_per_row(args.head_dim);
+    if constexpr (kForm == ENGRAM_ROWS_MXFP8_LINEAR) {
+      args.out_scales[row_offset(out_row, row_scales) + scale_idx] = scale;
+    } else {
+      store_staged_scale(args.out_scales, token, row_offset(column, row_scales) + scale_idx,
+                         row_offset(args.num_columns, row_scales), scale);
+    }
+  }
+}
+
+//! num_out_tokens: args.num_tokens, or in F8_128x4 order the rows of the scales' tiles.
+template <engram_row_form kForm, int kTokens>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
+    lookup_kernel(const __grid_constant__ engram_lookup_args args, int64_t num_out_tokens,
+                  bool values_aligned) {
+  constexpr int kBytes = chunk_bytes(kForm);
+  using Vector = typename Chunk<kBytes>::Vector;
+
+  // Coordinates
+  const int column = blockIdx.y * blockDim.y + threadIdx.y;
+  const int64_t first_token = row_offset(blockIdx.x, kTokens);
+  if (column >= args.num_columns) return;
+
+  // Ids
+  int64_t rows[kTokens];
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) rows[i] = table_row(args, first_token + i, column);
+
+  const int chunks_per_row = args.head_dim / kBytes;
+#pragma unroll 1
+  for (int chunk = threadIdx.x; chunk < chunks_per_row; chunk += blockDim.x) {
+    // Load all rows before the first store
+    Vector values[kTokens];
+    uint8_t scales[kTokens];
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      values[i] = Vector{};
+      scales[i] = 0;
+      if (rows[i] == kNoRow) continue;
+      const uint8_t* const row = args.values + row_offset(rows[i], args.head_dim);
+      values[i] = __ldg(reinterpret_cast<const Vector*>(row + chunk * kBytes));
+      scales[i] = __ldg(args.scales + row_offset(rows[i], scales_per_row(args.head_dim)) +
+                        chunk * kBytes / kScaleBlock);
+    }
+
+    // Convert and store
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      const int64_t token = first_token + i;
+      if (token >= num_out_tokens) break;
+      store_chunk<kForm>(args, token, column, chunk, values[i], scales[i], values_aligned);
+    }
+  }
+}
+
+template <engram_row_form kForm>
+cudaError_t launch_lookup(const engram_lookup_args& args, cudaStream_t stream) {
+  const int64_t num_out_tokens =
+      kForm == ENGRAM_ROWS_MXFP8_128X4
+          ? row_offset(ceil_div(args.num_tokens, kStageTileRows), kStageTileRows)
+          : args.num_tokens;
+  const bool few = args.num_tokens <= kFewTokens;
+  const RowGrid rows = row_grid(num_out_tokens, args.num_columns,
+                                args.head_dim / chunk_bytes(kForm), few ? 1 : kTokensInFlight);
+  const bool values_aligned = packed_row_bytes(args.head_dim) % 8 == 0 && is_aligned(8, args.out);
+  const auto kernel = few ? lookup_kernel<kForm, 1> : lookup_kernel<kForm, kTokensInFlight>;
+  return launch(kernel, rows.grid, rows.block, stream, args, num_out_tokens, values_aligned);
+}
+
+}  // namespace
+
+cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
+  if (args.num_tokens == 0) return cudaSuccess;
+  switch (args.form) {
+    case ENGRAM_ROWS_BF16:
+      return launch_lookup<ENGRAM_ROWS_BF16>(args, stream);
+    case ENGRAM_ROWS_PACKED:
+      return launch_lookup<ENGRAM_ROWS_PACKED>(args, stream);
+    case ENGRAM_ROWS_MXFP8_LINEAR:
+      return launch_lookup<ENGRAM_ROWS_MXFP8_LINEAR>(args, stream);
+    case ENGRAM_ROWS_MXFP8_128X4:
+      return launch_lookup<ENGRAM_ROWS_MXFP8_128X4>(args, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace engram

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file ptx.cuh
+//! The one place for inline PTX.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace engram {
+
+//! Four 8x8 matrices of BF16 from shared memory: lanes 8i..8i+7 pass the 16-byte rows of matrix i.
+//! Lane l receives elements 2*(l%4) and +1 of row l/4 of each.
+__device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], const __nv_bfloat16* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(address)
+               : "memory");
+}
+
+//! sums += A B for A BF16 16x16, B BF16 16x8 (given by columns), sums FP32 16x8.
+//! Lane l holds sums of row l/4 and, in [2] and [3], row l/4 + 8; columns 2*(l%4) and +1.
+__device__ __forceinline__ void multiply_matrices(float (&sums)[4], const uint32_t (&a)[4],
+                                                  uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace engram
