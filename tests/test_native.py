@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ctypes binding: it says what engram.h says, loads late, and turns statuses into errors."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trtllm_engram.plugins.errors import EngramError, InputError
+from trtllm_engram.runtime import _native
+
+HEADER = Path(__file__).parents[1] / "cpp" / "include" / "engram" / "engram.h"
+CTYPES = {
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "engram_status": ctypes.c_int32,
+}
+STRUCTS = {
+    "engram_exec": _native.Exec,
+    "engram_hash_args": _native.HashArgs,
+    "engram_lookup_args": _native.LookupArgs,
+    "engram_stage_args": _native.StageArgs,
+    "engram_project_args": _native.ProjectArgs,
+    "engram_gate_args": _native.GateArgs,
+}
+ENUMS = {
+    "engram_status": _native.Status,
+    "engram_dtype": _native.Dtype,
+    "engram_row_form": _native.RowForm,
+}
+
+
+def header():
+    return re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+
+
+def test_every_struct_is_bound():
+    assert set(re.findall(r"typedef struct (\w+)", header())) == set(STRUCTS)
+    assert set(re.findall(r"typedef enum (\w+)", header())) == set(ENUMS)
+
+
+@pytest.mark.parametrize(("name", "struct"), STRUCTS.items(), ids=STRUCTS.keys())
+def test_struct(name, struct):
+    body = re.search(rf"typedef struct {name} \{{(.*?)\}}", header(), re.DOTALL)[1]
+    fields = [
+        (field, ctypes.c_void_p if star else CTYPES[kind])
+        for kind, star, field in re.findall(r"(?:const )?(\w+)(\*?) (\w+);", body)
+    ]
+    assert struct._fields_ == fields
+
+
+@pytest.mark.parametrize(("name", "enum"), ENUMS.items(), ids=ENUMS.keys())
+def test_enum(name, enum):
+    body = re.search(rf"typedef enum {name} \{{(.*?)\}}", header(), re.DOTALL)[1]
+    members = {key: int(value) for key, value in re.findall(r"ENGRAM_(\w+) = (\d+)", body)}
+    ours = {member.name: member.value for member in enum}
+    if enum is _native.RowForm:
+        ours = {f"ROWS_{key}": value for key, value in ours.items()}
+    assert ours == members
+
+
+def test_every_symbol_is_bound():
+    declared = set(re.findall(r"ENGRAM_API [\w ]+?\*?\s*\*?(engram_\w+)\(", header()))
+    assert declared == {*_native._SYMBOLS, "engram_abi_version"}
+
+
+def test_abi_number():
+    number = int(re.search(r"#define ENGRAM_ABI_VERSION (\d+)", header())[1])
+    assert number == _native.ABI_VERSION == _native.load().engram_abi_version()
+
+
+def test_build_info():
+    info = _native.build_info()
+    assert info["abi"] == _native.ABI_VERSION
+    assert set(info) >= {"version", "git", "compiler", "cuda", "architectures", "minimum_driver"}
+
+
+def test_read_blocks():
+    """The bench's ceiling reads all it is told to: the checksum follows a change of any block."""
+    blocks = np.zeros((16, 256), np.uint8)
+    ids = np.arange(16, dtype=np.int64)[::-1].copy()
+
+    def read():
+        return _native.read_blocks(blocks.ctypes.data, ids.ctypes.data, 16, 256)
+
+    zeros = read()
+    blocks[5, 77] = 1
+    assert read() != zeros
+    with pytest.raises(InputError, match="block_bytes: expected 1 or more, got 0"):
+        _native.read_blocks(blocks.ctypes.data, ids.ctypes.data, 16, 0)
+
+
+STATUS_ERRORS = [
+    (status, InputError if status == _native.Status.INVALID_ARGUMENT else EngramError)
+    for status in _native.Status
+    if status != _native.Status.OK
+]
+
+
+@pytest.mark.parametrize(("status", "error"), STATUS_ERRORS, ids=lambda x: getattr(x, "name", ""))
+def test_status_becomes_error(status, error):
+    library = SimpleNamespace(engram_last_error=lambda: "what happened".encode())
+    with pytest.raises(error, match="^op: what happened$"):
+        _native._check(library, "op", status)
+
+
+@pytest.mark.skipif(
+    bool(_native.build_info()["cuda"]), reason="the library is built with CUDA: it may find a GPU"
+)
+def test_cpu_build_refuses_gpu():
+    with pytest.raises(EngramError, match="^cuda:0: "):
+        _native.device_fault(0)
+
+
+def test_missing_library(monkeypatch, tmp_path):
+    """Its text says how to build it."""
+    from trtllm_engram import plugins
+
+    monkeypatch.setattr(plugins, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(
+        EngramError, match=rf"^{re.escape(str(tmp_path))}/libtrtllm_engram.so: .*make"
+    ):
+        plugins.library_path()
+
+
+def test_not_a_library(tmp_path):
+    path = tmp_path / "libtrtllm_engram.so"
+    path.write_text("not ELF")
+    with pytest.raises(EngramError, match=rf"^{re.escape(str(path))}: cannot be loaded: "):
+        _native._open(str(path))
+
+
+def test_other_library():
+    """Some library that is not ours."""
+    with pytest.raises(EngramError, match=r"^libc\.so\.6: cannot be loaded: .*engram_abi_version"):
+        _native._open("libc.so.6")
+
+
+class OtherAbi:
+    def __init__(self, _path):
+        def engram_abi_version():
+            return 7
+
+        self.engram_abi_version = engram_abi_version
+
+
+def test_other_abi(monkeypatch):
+    monkeypatch.setattr(_native.ctypes, "CDLL", OtherAbi)
+    with pytest.raises(EngramError, match=r"^lib: expected ABI 1, found ABI 7: "):
+        _native._open("lib")
+
+
+def test_missing_symbol(monkeypatch):
+    class Truncated(OtherAbi):
+        def __init__(self, path):
+            super().__init__(path)
+            self.engram_abi_version = lambda: _native.ABI_VERSION
+
+    monkeypatch.setattr(_native.ctypes, "CDLL", Truncated)
+    with pytest.raises(EngramError, match="^lib: expected the symbol engram_hash, found none$"):
+        _native._open("lib")
+
+
+LATE = """
+import sys
+from trtllm_engram.runtime import ops
+maps = open("/proc/self/maps").read()
+assert "libtrtllm_engram" not in maps, "loaded by an import"
+import numpy as np
+rows = ops.lookup(np.zeros((1, 32), np.uint8), np.zeros((1, 1), np.uint8), np.zeros((1, 1), np.int32))
+assert "libtrtllm_engram" in open("/proc/self/maps").read()
+found = {"torch", "cuda", "tensorrt"} & set(sys.modules)
+assert not found, found
+"""
+
+
+def test_imports_load_nothing():
+    """Neither the library before it is needed, nor torch, cuda-python or TensorRT at all."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", LATE], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
