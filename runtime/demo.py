@@ -121,7 +121,7 @@ def run_demo(
 
 def data_file(name: str) -> bytes:
     """A file of the folder runtime/data."""
-    return importlib.resources.files(__package__).joinpath("data", name).read_bytes()
+    return importlib.resources.files(__package__).joinpath("data").joinpath(name).read_bytes()
 
 
 class _Run:

@@ -27,9 +27,9 @@ _NAMES = {CPU: "CPU", "cuda:0": "GPU"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Make a small model in V4.1's shape (0.5 GB), prepare it, run a text in ten languages through\n"
-        "it on every device that is here, and check each step against numpy. Exit code 1 where a\n"
-        "check fails."
+        "Make a small model in V4.1's shape (0.5 GB), prepare it, run a text in ten languages\n"
+        "through it on every kind of device here, and check each step against numpy. Exit code 1\n"
+        "where a check fails."
     )
     parser.add_argument(
         "--keep", metavar="DIR", type=Path, help="make the files here, a new folder, and leave them"

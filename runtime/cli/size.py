@@ -108,7 +108,7 @@ def _machine(args: argparse.Namespace) -> _Machine:
 def _placements(config: EngramConfig, node: _Machine) -> list[_Placement]:
     rows = sum(config.num_embeddings)
     table_bytes = rows * _row_bytes(config)
-    scale_bytes = rows * (config.head_dim // SCALE_BLOCK)
+    scale_bytes = rows * _scale_bytes(config)
     share = -(-table_bytes // max(1, node.num_gpus))
 
     def placement(name: str, what: str, ram_bytes: int, gpu_bytes: int) -> _Placement:
@@ -121,7 +121,7 @@ def _placements(config: EngramConfig, node: _Machine) -> list[_Placement]:
         placement("host", "RAM, one copy a node", table_bytes, 0),
         placement(
             "host, scales on GPU",
-            "RAM, 8 of 264 bytes in each GPU",
+            f"RAM, {_scale_bytes(config)} of {_row_bytes(config)} bytes in each GPU",
             table_bytes - scale_bytes,
             scale_bytes,
         ),
@@ -132,4 +132,8 @@ def _placements(config: EngramConfig, node: _Machine) -> list[_Placement]:
 
 
 def _row_bytes(config: EngramConfig) -> int:
-    return config.head_dim + config.head_dim // SCALE_BLOCK
+    return config.head_dim + _scale_bytes(config)
+
+
+def _scale_bytes(config: EngramConfig) -> int:
+    return config.head_dim // SCALE_BLOCK

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks: `trtllm-engram bench NAME`. Results are checked before anything is timed."""
