@@ -15,9 +15,8 @@ constexpr int kTokensInFlight = 4;
 
 //! Value bytes of a thread. With 8, a warp's BF16 stores are 512 bytes side by side, and packed
 //! rows (264 bytes for 256 values) keep their alignment.
-constexpr int chunk_bytes(engram_row_form form) {
-  return form == ENGRAM_ROWS_BF16 || form == ENGRAM_ROWS_PACKED ? 8 : 16;
-}
+template <engram_row_form kForm>
+constexpr int kChunkBytes = kForm == ENGRAM_ROWS_BF16 || kForm == ENGRAM_ROWS_PACKED ? 8 : 16;
 
 //! Row of the table, or kNoRow: any id, also one of an uninitialised array, reads inside the table.
 __device__ int64_t table_row(const engram_lookup_args& args, int64_t token, int column) {
@@ -32,7 +31,7 @@ __device__ int64_t table_row(const engram_lookup_args& args, int64_t token, int 
 template <engram_row_form kForm, typename Vector>
 __device__ void store_chunk(const engram_lookup_args& args, int64_t token, int column, int chunk,
                             Vector values, uint8_t scale, bool values_aligned) {
-  constexpr int kBytes = chunk_bytes(kForm);
+  constexpr int kBytes = kChunkBytes<kForm>;
   const int64_t out_row = row_offset(token, args.num_columns) + column;
   const int scale_idx = chunk * kBytes / kScaleBlock;
   const bool starts_block = chunk * kBytes % kScaleBlock == 0;
@@ -68,7 +67,7 @@ template <engram_row_form kForm, int kTokens>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
     lookup_kernel(const __grid_constant__ engram_lookup_args args, int64_t num_out_tokens,
                   bool values_aligned) {
-  constexpr int kBytes = chunk_bytes(kForm);
+  constexpr int kBytes = kChunkBytes<kForm>;
   using Vector = typename Chunk<kBytes>::Vector;
 
   // Coordinates
@@ -116,7 +115,7 @@ cudaError_t launch_lookup(const engram_lookup_args& args, cudaStream_t stream) {
           : args.num_tokens;
   const bool few = args.num_tokens <= kFewTokens;
   const RowGrid rows = row_grid(num_out_tokens, args.num_columns,
-                                args.head_dim / chunk_bytes(kForm), few ? 1 : kTokensInFlight);
+                                args.head_dim / kChunkBytes<kForm>, few ? 1 : kTokensInFlight);
   const bool values_aligned = packed_row_bytes(args.head_dim) % 8 == 0 && is_aligned(8, args.out);
   const auto kernel = few ? lookup_kernel<kForm, 1> : lookup_kernel<kForm, kTokensInFlight>;
   return launch(kernel, rows.grid, rows.block, stream, args, num_out_tokens, values_aligned);
