@@ -104,7 +104,7 @@ class DeviceArray:
         cls, host: npt.NDArray[Any], device: int = 0, stream: int = 0, keep: object = None
     ) -> DeviceArray:
         """A copy of a numpy array; the copy is complete on return."""
-        host = np.ascontiguousarray(host)
+        host = np.asarray(host, order="C")
         array = cls(host.shape, host.dtype, device, stream, keep)
         array._copy(array.pointer, host.ctypes.data, "cudaMemcpyHostToDevice")
         return array

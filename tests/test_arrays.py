@@ -287,6 +287,19 @@ def test_device_array_to_torch():
     np.testing.assert_array_equal(Torch().get(tensor), EXPECTED)
 
 
+@pytest.mark.gpu
+def test_cupy():
+    """CuPy's arrays come in and go out by DLPack, ordered with CuPy's streams."""
+    cupy = pytest.importorskip("cupy")
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        inputs = [cupy.asarray(array) for array in (VALUES, SCALES, IDS)]
+        packed = cupy.from_dlpack(ops.lookup_packed(*inputs, stream=stream.ptr))
+        expected = reference.lookup_packed(VALUES, SCALES, IDS)
+        np.testing.assert_array_equal(cupy.asnumpy(packed), expected)
+        with pytest.raises(InputError, match="ids: expected a contiguous array"):
+            ops.lookup(*inputs[:2], cupy.zeros((5, 4), cupy.int32)[:, ::2])
+
+
 class InterfaceOnly:
     """As Numba's arrays are."""
 
