@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a synthesized checkpoint, a formula of (layer, tensor, place, seed): any row can be
-checked without a table.
+"""The weights of a synthesized checkpoint: a formula of (layer, tensor, place, seed), so that any
+row can be checked without a table.
 
 Byte i of a tensor (byte b of row r is i = r * row_bytes + b) is byte i % 8, lowest first, of word
 i // 8. With 64-bit arithmetic that wraps, and tensor the position in TENSORS:
@@ -74,7 +74,8 @@ class Formula:
         self._finish(words, np.empty_like(words))
         shifts = (places.astype(np.uint64) & np.uint64(7)) * np.uint64(8)
         words >>= shifts
-        return words.astype(np.uint8)
+        found: npt.NDArray[np.uint8] = words.astype(np.uint8)
+        return found
 
     def chunks(self, begin: int, end: int) -> Iterator[tuple[int, memoryview]]:
         """(place, bytes) over a range that begins at a word, each valid until the next."""

@@ -25,7 +25,7 @@ import os
 import re
 import reprlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Manifest:
     """What engram.json says. checkpoint is None where every part lies in the store."""
 
     config: EngramConfig
-    layout: EngramLayout
+    layout: EngramLayout = field(compare=False)  # follows from the config
     fingerprint: str
     checkpoint: Path | None
     token_map: Part
@@ -110,7 +110,7 @@ class Manifest:
         A store's own files may be moved about, which changes their time stamps, so of them only
         the sizes must be right.
         """
-        for part in {(part.root, part.file): part for _, part in self.parts()}.values():
+        for _, part in self.parts():
             problem = self.file_problem(store, part)
             if problem:
                 raise InputError(problem)
