@@ -9,8 +9,9 @@ and DeviceArrays on a GPU.
 
 Each op takes `out`, what to write instead of new arrays, and `stream`, an int, a torch stream or a
 cuda-python stream (default: torch's current stream for torch tensors, else the legacy default
-stream). GPU work is enqueued only: it can be captured into a CUDA graph, with `out` given and, for
-hash_ids, after one earlier call with the same layout on that device.
+stream). GPU work is enqueued only: arrays must live until a stream of your own has done it, and it
+can be captured into a CUDA graph, with `out` given and, for hash_ids, after one earlier call with
+the same layout on that device.
 
 What the CPU refuses at once (ids outside the vocabulary, boundaries that do not rise from 0 to T)
 a GPU reports later, as an EngramError of the next op on that device or of raise_device_fault; the
