@@ -34,6 +34,9 @@ def copy_spans(
     """Writes folder/names[i] from sources[i]; returns the sums of all blocks."""
     with writing(folder):
         folder.mkdir(exist_ok=True)
+        for path in folder.iterdir():  # of another checkpoint's copy that was killed
+            if path.name not in (*names, _JOURNAL):
+                path.unlink()
     copies = [
         Span(folder / name, 0, source.nbytes) for name, source in zip(names, sources, strict=True)
     ]

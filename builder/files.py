@@ -36,7 +36,7 @@ def _told(path: Path, verb: str) -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
-        if getattr(error, "errno", None) == errno.ENOSPC:
+        if getattr(error, "errno", None) == errno.ENOSPC and path.parent.exists():
             reason = f"disk full: free {free_bytes(path.parent)} bytes"
         raise InputError(f"{path}: cannot {verb}: {reason}") from error
 

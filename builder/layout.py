@@ -120,7 +120,8 @@ def _primes_between(low: int, high: int) -> npt.NDArray[np.int64]:
     for divisor in divisors:
         first = max(divisor * divisor, -(-low // divisor) * divisor)
         is_prime[first - low :: divisor] = False
-    return np.flatnonzero(is_prime) + np.int64(low)
+    primes: npt.NDArray[np.int64] = np.flatnonzero(is_prime) + np.int64(low)
+    return primes
 
 
 def _find_multipliers(config: EngramConfig) -> npt.NDArray[np.int64]:

@@ -122,12 +122,13 @@ def _fill(
 
 
 def _refer_to_tables(
-    store: Path,  # noqa: ARG001 - the same arguments as _copy_tables
+    store: Path,
     source: Checkpoint,
     tables: _Entries,
     progress: Progress | None,
     num_threads: int | None,
 ) -> _Parts:
+    shutil.rmtree(store / TABLES_FOLDER, ignore_errors=True)  # of a copy that was killed
     spans = [entry.span for entry in tables.values()]
     sums = sum_blocks(spans, progress=progress, num_threads=num_threads)
     return {

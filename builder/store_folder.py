@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trtllm_engram.builder.checkpoint import TOKENIZER_FILE
@@ -35,7 +35,11 @@ def claimed(store: Path) -> Iterator[None]:
     """
     with writing(store):
         made = [path for path in (store, *store.parents) if not path.exists()]
-    handle = _lock(store)
+    try:
+        handle = _lock(store)
+    except BaseException:
+        _remove_empty(made)
+        raise
     try:
         _remove_scratch(store)  # of a prepare that was killed
         yield
@@ -47,10 +51,7 @@ def claimed(store: Path) -> Iterator[None]:
         # again.
         (store / _LOCK_FILE).unlink(missing_ok=True)
         os.close(handle)
-        if not (store / MANIFEST_FILE).exists():
-            with contextlib.suppress(OSError):  # not empty: another prepare has come
-                for path in made:
-                    path.rmdir()
+        _remove_empty(made)
 
 
 def _lock(store: Path) -> int:
@@ -94,6 +95,12 @@ def _clear(store: Path) -> None:
             else:
                 (store / name).unlink()
     _remove_scratch(store)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):  # not empty: there is a store, or another prepare has come
+        for folder in folders:
+            folder.rmdir()
 
 
 def _remove_scratch(store: Path) -> None:

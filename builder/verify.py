@@ -39,6 +39,8 @@ def verify(
         elif problem not in problems:
             problems.append(problem)
     spans = [manifest.span(path, part) for _, part in present]
+    # Stamps of before the sums: what changes meanwhile must not pass as checked.
+    restamped = _restamped(manifest, path) if restamp and not problems else None
     sums = sum_blocks(spans, progress=progress, num_threads=num_threads)
     for block in sorted(sums):
         name, part = present[block.span_idx]
@@ -50,8 +52,8 @@ def verify(
                 f"(bytes {begin} to {begin + block.nbytes}): expected sum "
                 f"{part.block_sums[block.block_idx]}, found {sums[block]}"
             )
-    if restamp and not problems:
-        write_manifest(path, _restamped(manifest, path))
+    if restamped is not None and not problems:
+        write_manifest(path, restamped)
     return problems
 
 

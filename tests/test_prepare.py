@@ -293,6 +293,13 @@ prepare(sys.argv[1], sys.argv[2], copy=True, progress=report, num_threads=2)
         prepare(checkpoint, store, copy=True)
         assert verify(store) == []
 
+    def test_leftovers_of_a_copy_do_not_stay(self, checkpoint, tmp_path):
+        store = tmp_path / "store"
+        self.run(checkpoint, store, signal.SIGKILL)
+        assert (store / "tables" / "journal.jsonl").exists()
+        prepare(checkpoint, store)
+        assert names_below(store) == IN_PLACE
+
     @pytest.mark.usefixtures("small_blocks")
     def test_another_state_of_the_checkpoint_starts_over(self, checkpoint, tmp_path):
         store = tmp_path / "store"

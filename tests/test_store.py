@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,9 @@ from checkpoints import shard_of, small_checkpoint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trtllm_engram.builder.formula import row_bytes
 from trtllm_engram.builder.prepare import prepare
+from trtllm_engram.builder.verify import verify
 from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime import open_store
 
@@ -81,6 +84,17 @@ def test_importing_and_opening_loads_no_library(path):
         [sys.executable, "-c", script, path], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_store_of_the_first_release():
+    """tests/data/store_1 stays as 0.1.0 wrote it: later versions must read it."""
+    folder = Path(__file__).parent / "data" / "store_1"
+    store = open_store(folder)
+    values, scales = row_bytes(store.config, 1, np.arange(24), 0)
+    np.testing.assert_array_equal(store.table(1).values, values)
+    np.testing.assert_array_equal(store.table(1).scales, scales)
+    assert store.manifest.content_id == "c7d7c8ba1d373c2073931a2bcd011eef"
+    assert verify(folder) == []
 
 
 def test_changed_since_prepare(path, checkpoint):

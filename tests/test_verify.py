@@ -93,6 +93,16 @@ def test_restamp_needs_the_sums(tmp_path):
     assert ".lock" not in names_below(store)
 
 
+def test_restamp_does_not_bless_what_changes_meanwhile(tmp_path):
+    checkpoint = small_checkpoint(tmp_path / "model")
+    prepare(checkpoint, tmp_path / "store")
+    shard = shard_of(checkpoint, "layers.5.engram.embed.weight")
+    os.utime(shard, ns=(1, 1))
+    verify(tmp_path / "store", restamp=True, progress=lambda *_: os.utime(shard, ns=(2, 2)))
+    with pytest.raises(InputError, match="expected mtime_ns 1, found 2"):
+        open_store(tmp_path / "store")
+
+
 def test_restamp_takes_a_moved_checkpoint(tmp_path):
     checkpoint = small_checkpoint(tmp_path / "model")
     store = tmp_path / "store"
