@@ -290,8 +290,9 @@ prepare(sys.argv[1], sys.argv[2], copy=True, progress=report, num_threads=2)
                 table.write(b"spoiled by a power cut")
         with (store / "tables" / "journal.jsonl").open("ab") as journal:
             journal.write(b'[0, 1, "torn')
-        prepare(checkpoint, store, copy=True)
+        manifest = prepare(checkpoint, store, copy=True)
         assert verify(store) == []
+        assert manifest.content_id == prepare(checkpoint, tmp_path / "fresh").content_id
 
     def test_leftovers_of_a_copy_do_not_stay(self, checkpoint, tmp_path):
         store = tmp_path / "store"
