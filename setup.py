@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-from setuptools import Command, setup
+from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
@@ -103,6 +103,13 @@ def remove_stale_folders(builds: Path) -> None:
             shutil.rmtree(cache.parent, ignore_errors=True)
 
 
+class BinaryDistribution(Distribution):
+    """Not pure Python, although setuptools sees no extension module."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
 class Build(build):
     sub_commands: ClassVar = [*build.sub_commands, ("build_library", None)]
 
@@ -114,10 +121,6 @@ class Build(build):
 class BdistWheel(bdist_wheel):
     """One wheel for all Pythons: the library is bound through ctypes."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
-
     def get_tag(self) -> tuple[str, str, str]:
         library = Path(self.get_finalized_command("build_library").get_outputs()[0])
         needed = re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes()) if library.exists() else []
@@ -126,6 +129,7 @@ class BdistWheel(bdist_wheel):
 
 
 setup(
+    distclass=BinaryDistribution,
     cmdclass={"build": Build, "build_library": BuildLibrary, "bdist_wheel": BdistWheel},
     packages=find_packages(),
     package_dir={f"trtllm_engram.{folder}": folder for folder in FOLDERS},
