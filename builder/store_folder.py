@@ -27,8 +27,7 @@ _SCRATCH_SUFFIX = ".part"
 
 @contextlib.contextmanager
 def claimed(store: Path) -> Iterator[None]:
-    """Makes the folder and keeps other prepares out. A failure removes all that prepare wrote
-    there.
+    """Makes the folder and keeps other prepares out; a failure removes all that prepare wrote.
 
     The lock is the kernel's and ends with its process: a lock file that a kill left behind locks
     nothing.

@@ -22,6 +22,9 @@ SIZES: dict[str, Any] = {
     "head_dim": 64,
     "max_ngram_size": 3,
 }
+# What a store of such a checkpoint has, and what --copy adds.
+IN_PLACE = ["engram.json", "token_map.npy", "tokenizer.json", "weights.safetensors"]
+TABLES = [f"tables/layer-{layer}.{part}" for layer in (1, 5) for part in ("scales", "values")]
 NOBODY = 65534
 
 
