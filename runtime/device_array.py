@@ -60,10 +60,16 @@ def is_capturing(stream: int) -> bool:
 
 
 def wait(stream: int, producer: int, device: int) -> None:
-    """Makes work enqueued on `stream` from now on wait for all that is on `producer` now."""
+    """Makes work enqueued on `stream` from now on wait for all that is on `producer` now.
+
+    A stream under capture cannot wait for work outside its graph: what a graph reads has to be
+    complete before a replay anyway, and that order is the caller's.
+    """
     if (stream or LEGACY_STREAM) == (producer or LEGACY_STREAM):
         return
     with current_device(device):
+        if is_capturing(stream):
+            return
         event = cuda("cudaEventCreateWithFlags", 2)  # cudaEventDisableTiming
         cuda("cudaEventRecord", event, producer)
         cuda("cudaStreamWaitEvent", stream, event, 0)
@@ -75,7 +81,8 @@ class DeviceArray:
 
     torch.from_dlpack, cupy.from_dlpack and jax.dlpack.from_dlpack take it without a copy. Memory is
     made and freed in the order of its stream: work on it in another stream must be joined into that
-    stream before the array is dropped.
+    stream before the array is dropped. A stream that is known by its number alone may be gone by
+    then, so the memory is freed once the whole device is idle.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class DeviceArray:
         self.device = device
         self.stream = stream
         self._keep = keep
+        self._stream_is_kept = not stream or not isinstance(keep, (int, type(None)))
         if self.nbytes:
             with current_device(device):
                 if is_capturing(stream):
@@ -146,7 +154,10 @@ class DeviceArray:
         if getattr(self, "pointer", 0):
             # While Python shuts down modules may be gone; the process frees the memory then.
             with contextlib.suppress(Exception), current_device(self.device):
-                cuda("cudaFreeAsync", self.pointer, self.stream)
+                if self._stream_is_kept:
+                    cuda("cudaFreeAsync", self.pointer, self.stream)
+                else:
+                    cuda("cudaFree", self.pointer)
 
     def _copy(self, target: int, source: int, kind: str) -> None:
         if not self.nbytes:

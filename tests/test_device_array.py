@@ -68,6 +68,9 @@ class Runtime:
     def _cudaFreeAsync(self, pointer, _stream):  # noqa: N802
         del self.memory[pointer]
 
+    def _cudaFree(self, pointer):  # noqa: N802
+        del self.memory[pointer]
+
     def _cudaMemcpyAsync(self, target, source, size, _kind, _stream):  # noqa: N802
         ctypes.memmove(target, source, size)
 
@@ -101,7 +104,7 @@ def test_strided_host():
 
 
 def test_work_is_on_its_device_and_stream(runtime):
-    array = DeviceArray.from_host(np.zeros(3), device=2, stream=9)
+    array = DeviceArray.from_host(np.zeros(3), device=2, stream=9, keep=object())
     assert ("cudaSetDevice", 2) in runtime.calls
     assert runtime.device == 0, "the thread's device is what it was"
     pointer = array.pointer
@@ -109,6 +112,23 @@ def test_work_is_on_its_device_and_stream(runtime):
     gc.collect()
     assert ("cudaMallocAsync", 24, 9) in runtime.calls
     assert ("cudaFreeAsync", pointer, 9) in runtime.calls
+
+
+def test_a_stream_known_by_number_may_be_gone(runtime):
+    array = DeviceArray.from_host(np.zeros(3), stream=9, keep=9)
+    pointer = array.pointer
+    runtime.calls.clear()
+    del array
+    gc.collect()
+    assert runtime.names() == ["cudaFree"]
+    assert ("cudaFree", pointer) in runtime.calls
+
+
+def test_no_wait_under_capture(runtime):
+    array = DeviceArray.from_host(np.zeros(3))
+    runtime.capturing = True
+    array.__dlpack__(stream=7)
+    assert "cudaStreamWaitEvent" not in runtime.names()
 
 
 @pytest.mark.usefixtures("runtime")
