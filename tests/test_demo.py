@@ -108,7 +108,7 @@ def test_nan_is_an_infinite_error():
     assert demo_check.max_ulps(nan, np.ones(1, np.float32), np.ones(1)) == float("inf")
 
 
-def test_the_golden_slice_is_the_golden_vectors(report):
+def test_the_golden_slice_is_the_golden_vectors():
     golden = json.loads(demo.data_file("golden_hash.json"))
     whole = np.load(Path(__file__).parent / "golden/hash_full.npz")
     begin, end = whole["fresh.cu_seqlens"][1:3]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EngramSession: the right bits in any chunking, requests that do not mix, one line for bad input."""
+"""EngramSession: the same bits in any chunking, requests that do not mix, bad input in one line."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_token_by_token(session, token_ids, dead):
     assert np.array_equal(ids, in_pieces(session, token_ids, dead, [])[0])
 
 
-def test_requests_in_one_step_do_not_mix(session, store, token_ids, dead):
+def test_requests_in_one_step_do_not_mix(session, store, token_ids):
     texts = {"a": token_ids, "b": token_ids[::-1].copy(), "c": token_ids[:20]}
     alone = {
         name: expected_ids(store, ids, np.zeros(ids.size, bool)) for name, ids in texts.items()

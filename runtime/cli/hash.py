@@ -86,7 +86,8 @@ def _open(model: Path, tokenizer: Path | None) -> _Hasher:
 def _lines(config: EngramConfig, ids: Ids, hash_ids: Ids) -> Iterator[str]:
     """One line per token, layer and n-gram order."""
     yield f"{'position':>8} {'token':>7} {'layer':>5} {'order':>5}  row of each head"
-    by_order = hash_ids.reshape(ids.size, config.num_layers, -1, config.n_heads)
+    orders = config.max_ngram_size - 1
+    by_order = hash_ids.reshape(ids.size, config.num_layers, orders, config.n_heads)
     width = len(str(max(config.num_embeddings)))
     for position, token in enumerate(ids):
         for layer, layer_id in enumerate(config.layer_ids):
