@@ -6,6 +6,9 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH cuda_bin)
 cmake_path(GET cuda_bin PARENT_PATH cuda_root)
+if(EXISTS ${cuda_root}/lib/libcudart_static.a) # PyPI's toolkit, which does not look there itself
+  set(CMAKE_CUDA_FLAGS_INIT "-L${cuda_root}/lib")
+endif()
 
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_RUNTIME_LIBRARY None) # engram_cuda below links it, for C++ sources too
