@@ -3,13 +3,13 @@
 // or to a GPU.
 #include <cstddef>
 #include <cstdio>
-#include <new>
 
 #include "bench/read_blocks.h"
 #include "check.h"
 #include "cuda_support.h"
 #include "engram/ops.h"
 #include "fault.h"
+#include "guard.h"
 
 namespace engram {
 namespace {
@@ -17,27 +17,6 @@ namespace {
 constexpr int kMaxThreads = 4096;
 
 thread_local char last_error[2048] = "";  // fixed: keeping a text must not fail
-
-engram_status fail(engram_status status, const char* text) {
-  snprintf(last_error, sizeof(last_error), "%s", text);
-  return status;
-}
-
-template <typename Fn>
-engram_status guard(const Fn& fn) noexcept {
-  try {
-    fn();
-    return ENGRAM_OK;
-  } catch (const Error& error) {
-    return fail(error.status(), error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(ENGRAM_OUT_OF_MEMORY, "out of host memory");
-  } catch (const std::exception& error) {
-    return fail(ENGRAM_INTERNAL_ERROR, error.what());
-  } catch (...) {
-    return fail(ENGRAM_INTERNAL_ERROR, "unknown exception");
-  }
-}
 
 //! The first steps of every call for a GPU.
 void prepare_device(int32_t device) {
@@ -81,6 +60,12 @@ engram_status run_op(const Args* args, const engram_exec* exec, const char* name
 }
 
 }  // namespace
+
+engram_status fail(engram_status status, const char* text) noexcept {
+  snprintf(last_error, sizeof(last_error), "%s", text);
+  return status;
+}
+
 }  // namespace engram
 
 using namespace engram;

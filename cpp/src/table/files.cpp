@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "engram/error.h"
+
+namespace engram {
+namespace {
+
+[[noreturn]] void fail(const std::string& path, const char* verb) {
+  throw Error(ENGRAM_INVALID_ARGUMENT, concat(path, ": cannot ", verb, ": ", std::strerror(errno)));
+}
+
+struct stat stat_any(const std::string& path) {
+  struct stat status{};
+  if (stat(path.c_str(), &status) != 0) fail(path, "read");
+  return status;
+}
+
+}  // namespace
+
+File::File(const std::string& path)
+    : path_(path), handle_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (handle_ < 0) fail(path, "read");
+}
+
+File::~File() { close(handle_); }
+
+void File::read(void* to, int64_t num_bytes, int64_t offset) const {
+  auto* bytes = static_cast<char*>(to);
+  constexpr int64_t kMostPerCall = 1 << 30;  // Linux reads no more than 2 GiB at once
+  while (num_bytes > 0) {
+    const ssize_t count =
+        pread(handle_, bytes, static_cast<size_t>(std::min(num_bytes, kMostPerCall)), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(path_, "read");
+    ENGRAM_CHECK(count > 0, path_, ": expected ", num_bytes, " more bytes at offset ", offset,
+                 ", found the end");
+    bytes += count;
+    offset += count;
+    num_bytes -= count;
+  }
+}
+
+struct stat stat_regular(const std::string& path) {
+  const struct stat status = stat_any(path);
+  ENGRAM_CHECK(S_ISREG(status.st_mode), path, ": expected a regular file");
+  return status;
+}
+
+void check_trusted(const std::string& path) {
+  const struct stat status = stat_any(path);
+  ENGRAM_CHECK(status.st_uid == geteuid() || status.st_uid == 0, path,
+               ": expected an owner that is this user (", geteuid(), ") or root, found user ",
+               status.st_uid);
+  ENGRAM_CHECK((status.st_mode & (S_IWGRP | S_IWOTH)) == 0, path,
+               ": expected nobody but the owner to have the right to write, found mode ", std::oct,
+               status.st_mode & 07777, "; chmod go-w takes it away");
+}
+
+std::string read_text(const std::string& path, int64_t max_bytes) {
+  const struct stat status = stat_regular(path);
+  ENGRAM_CHECK(status.st_size <= max_bytes, path, ": expected at most ", max_bytes,
+               " bytes, found ", status.st_size);
+  std::string text(static_cast<size_t>(status.st_size), '\0');
+  File(path).read(text.data(), status.st_size, 0);
+  return text;
+}
+
+std::string resolve(const std::string& folder, const std::string& name) {
+  return (std::filesystem::path(folder) / name).lexically_normal().string();
+}
+
+std::string folder_of(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+}  // namespace engram

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file files.h
+//! Files of users: read whole or in parts; failures are one line that names the file.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <string>
+
+namespace engram {
+
+//! An open file, for reading.
+class File {
+ public:
+  explicit File(const std::string& path);
+  ~File();
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  //! Fills all of `to`. Thread-safe.
+  void read(void* to, int64_t num_bytes, int64_t offset) const;
+
+ private:
+  std::string path_;
+  int handle_;
+};
+
+//! The status of a regular file, symlinks followed.
+struct stat stat_regular(const std::string& path);
+
+//! Refuses a file or folder that others than this user and root could write.
+void check_trusted(const std::string& path);
+
+//! A whole file of at most `max_bytes`.
+std::string read_text(const std::string& path, int64_t max_bytes);
+
+//! `name` itself where it is absolute, else inside `folder`.
+std::string resolve(const std::string& folder, const std::string& name);
+
+//! The folder that a file lies in.
+std::string folder_of(const std::string& path);
+
+}  // namespace engram
