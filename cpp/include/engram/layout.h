@@ -93,8 +93,9 @@ struct FastMod {
 #else
     const uint64_t quotient = static_cast<uint64_t>((static_cast<unsigned __int128>(value) * reciprocal) >> 64);
 #endif
-    const uint64_t rest = value - quotient * divisor;
-    return static_cast<uint32_t>(rest >= divisor ? rest - divisor : rest);
+    const uint32_t rest = static_cast<uint32_t>(value - quotient * divisor);  // below 2 * divisor
+    const uint32_t less = rest - static_cast<uint32_t>(divisor);              // wraps where rest is right
+    return less < rest ? less : rest;
   }
 };
 

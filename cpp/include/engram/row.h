@@ -79,19 +79,22 @@ ENGRAM_HOST_DEVICE uint16_t bf16_from_fp8(uint8_t value, uint8_t scale) {
 //! Scales for which bf16_from_fp8_normal is exact for every non-NaN FP8 value: no result is subnormal or infinite.
 ENGRAM_HOST_DEVICE bool is_normal_scale(uint8_t scale) { return scale >= 10 && scale <= 246; }
 
-//! bf16_from_fp8 for a scale with is_normal_scale(), without branches: a loop over it becomes vector code.
-ENGRAM_HOST_DEVICE uint16_t bf16_from_fp8_normal(uint8_t value, uint8_t scale) {
-  const uint16_t magnitude = value & 0x7F;
-  const uint16_t base = static_cast<uint16_t>((scale - 7) << 7);  // what a normal value's bits are moved by
-  const uint16_t normal = static_cast<uint16_t>((magnitude << 4) + base);
-  // FP8 subnormals 1..7 are 1, 2..3, 4..7 times 2^-9: one leading-bit position each.
-  const uint16_t one = static_cast<uint16_t>(base - (2 << 7));
-  const uint16_t two = static_cast<uint16_t>(base - (1 << 7) + ((magnitude - 2) << 6));
-  const uint16_t four = static_cast<uint16_t>(base + ((magnitude - 4) << 5));
-  const uint16_t subnormal = magnitude >= 4 ? four : magnitude >= 2 ? two : magnitude == 1 ? one : uint16_t{0};
-  const uint16_t finite = magnitude >= 8 ? normal : subnormal;
-  const uint16_t signed_bits = static_cast<uint16_t>(finite | ((value & 0x80) << 8));
-  return magnitude == kFp8NanMagnitude ? kBf16Nan : signed_bits;
+ENGRAM_HOST_DEVICE uint16_t smaller(uint16_t a, uint16_t b) { return b < a ? b : a; }
+
+//! bf16_from_fp8 for a scale with is_normal_scale(), without branches: a loop over it becomes vector code (value is wide
+//! for that reason). As a function of the magnitude m the BF16 bits run along four lines: slope 16 for normal FP8 values,
+//! 32, 64 and 128 for subnormals, whose leading bit is 4, 2 or 1. Each is the lowest one where it counts.
+ENGRAM_HOST_DEVICE uint16_t bf16_from_fp8_normal(uint16_t value, uint8_t scale) {
+  const uint16_t m = value & 0x7F;
+  const uint16_t normal = static_cast<uint16_t>((m << 4) + 384);
+  const uint16_t four = static_cast<uint16_t>((m << 5) + 256);
+  const uint16_t two = static_cast<uint16_t>((m << 6) + 128);
+  const uint16_t one = static_cast<uint16_t>(m << 7);
+  const uint16_t lowest = smaller(smaller(one, two), smaller(four, normal));
+  const uint16_t scaled = static_cast<uint16_t>(lowest + ((scale - 10) << 7));
+  const uint16_t magnitude = lowest == 0 ? uint16_t{0} : scaled;
+  const uint16_t nan = (kFp8NanMagnitude << 4) + 384;
+  return lowest == nan ? kBf16Nan : static_cast<uint16_t>(magnitude | (value & 0x80) << 8);
 }
 
 }  // namespace engram

@@ -18,7 +18,9 @@ struct Column {
   uint32_t offset;
 };
 
-int num_columns(const engram_hash_args& args) { return (args.max_ngram_size - 1) * args.num_heads; }
+int64_t num_columns(const engram_hash_args& args) {
+  return row_offset(args.max_ngram_size - 1, args.num_heads);
+}
 
 void check_boundaries(const engram_hash_args& args) {
   const int32_t* const boundaries = args.cu_seqlens;
@@ -66,29 +68,28 @@ int32_t request_of(const engram_hash_args& args, int64_t token) {
   return static_cast<int32_t>(std::upper_bound(args.cu_seqlens, end, token) - args.cu_seqlens) - 1;
 }
 
-//! One token's row ids of all layers from its sources.
-inline void hash_token(const engram_hash_args& args, const Column* column, const int32_t* sources,
-                       int32_t* out) {
-  for (int32_t layer = 0; layer < args.num_layers; ++layer) {
-    const int64_t* const multipliers = args.multipliers + row_offset(layer, args.max_ngram_size);
-    uint64_t rolling = hash_step(0, sources[0], multipliers[0]);
-    for (int32_t shift = 1; shift < args.max_ngram_size; ++shift) {
-      rolling = hash_step(rolling, sources[shift], multipliers[shift]);
-      for (int32_t head = 0; head < args.num_heads; ++head, ++column) {
-        *out++ = static_cast<int32_t>(column->remainder(rolling) + column->offset);
-      }
-    }
-  }
-}
-
 void hash_range(const engram_hash_args& args, const Column* columns, int64_t begin, int64_t end) {
-  const int64_t ids_per_token = row_offset(args.num_layers, num_columns(args));
+  const int num_shifts =
+      args.max_ngram_size;  // copies: a store of an int32 could change what args refers to
+  const int num_heads = args.num_heads;
+  const int num_layers = args.num_layers;
+  int32_t* out = args.hash_ids + row_offset(begin, row_offset(num_layers, num_columns(args)));
   int32_t request = request_of(args, begin);
   for (int64_t token = begin; token < end; ++token) {
     while (token >= first_token(args, request + 1)) ++request;
     int32_t sources[kMaxNgramSize];
     hash_sources(args, token, request, sources);
-    hash_token(args, columns, sources, args.hash_ids + row_offset(token, ids_per_token));
+    const Column* column = columns;
+    const int64_t* multiplier = args.multipliers;
+    for (int layer = 0; layer < num_layers; ++layer) {
+      uint64_t rolling = hash_step(0, sources[0], *multiplier++);
+      for (int shift = 1; shift < num_shifts; ++shift) {
+        rolling = hash_step(rolling, sources[shift], *multiplier++);
+        for (int head = 0; head < num_heads; ++head, ++column) {
+          *out++ = static_cast<int32_t>(column->remainder(rolling) + column->offset);
+        }
+      }
+    }
   }
 }
 
