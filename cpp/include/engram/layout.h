@@ -31,12 +31,14 @@ ENGRAM_HOST_DEVICE int32_t compressed_id(const engram_hash_args& args, int32_t r
 }
 
 //! Compressed id that blocked and unknown positions count as.
-ENGRAM_HOST_DEVICE int32_t pad_id(const engram_hash_args& args) { return args.token_map[args.pad_token_id]; }
+ENGRAM_HOST_DEVICE int32_t pad_id(const engram_hash_args& args) {
+  return args.token_map[args.pad_token_id];
+}
 
-//! What the position `shift` tokens before `token` of `request` counts as: a compressed id, kDeadSource or kBadSource.
-//! first = first_token(request), chunk_position = position_at(first).
-ENGRAM_HOST_DEVICE int32_t hash_source(const engram_hash_args& args, int64_t token, int32_t request, int64_t first,
-                                       int64_t chunk_position, int shift) {
+//! What the position `shift` tokens before `token` of `request` counts as: a compressed id,
+//! kDeadSource or kBadSource. first = first_token(request), chunk_position = position_at(first).
+ENGRAM_HOST_DEVICE int32_t hash_source(const engram_hash_args& args, int64_t token, int32_t request,
+                                       int64_t first, int64_t chunk_position, int shift) {
   const int64_t position = position_at(args, token) - shift;
   if (position < 0) return kDeadSource;
   if (position >= chunk_position) {
@@ -55,14 +57,16 @@ ENGRAM_HOST_DEVICE int32_t hash_source(const engram_hash_args& args, int64_t tok
   return compressed_id(args, raw_id);
 }
 
-//! The N sources of a token as the hash reads them: pad_id from the first dead or negative position on.
-//! Returns false, with nothing of use in sources, where a raw id lies outside the vocabulary.
-ENGRAM_HOST_DEVICE bool hash_sources(const engram_hash_args& args, int64_t token, int32_t request, int32_t* sources) {
+//! The N sources of a token as the hash reads them: pad_id from the first dead or negative position
+//! on. Returns false, with nothing of use in sources, where a raw id lies outside the vocabulary.
+ENGRAM_HOST_DEVICE bool hash_sources(const engram_hash_args& args, int64_t token, int32_t request,
+                                     int32_t* sources) {
   const int64_t first = first_token(args, request);
   const int64_t chunk_position = position_at(args, first);
   bool blocked = false;
   for (int shift = 0; shift < args.max_ngram_size; ++shift) {
-    const int32_t source = blocked ? kDeadSource : hash_source(args, token, request, first, chunk_position, shift);
+    const int32_t source =
+        blocked ? kDeadSource : hash_source(args, token, request, first, chunk_position, shift);
     if (source == kBadSource) return false;
     blocked = source == kDeadSource;
     sources[shift] = blocked ? pad_id(args) : source;
@@ -70,37 +74,43 @@ ENGRAM_HOST_DEVICE bool hash_sources(const engram_hash_args& args, int64_t token
   return true;
 }
 
-//! One step of the rolling hash. Products stay below 2^63 because a multiplier is below 2^63 / compressed vocabulary.
+//! One step of the rolling hash. Products stay below 2^63 because a multiplier is below 2^63 /
+//! compressed vocabulary.
 ENGRAM_HOST_DEVICE uint64_t hash_step(uint64_t rolling, int32_t source, int64_t multiplier) {
   return rolling ^ (static_cast<uint64_t>(source) * static_cast<uint64_t>(multiplier));
 }
 
-//! Exact remainders by one prime (any divisor from 1 to 2^31) of values below 2^63, without a division.
-//! Proof: with d the divisor and r = floor((2^64 - 1) / d) = (2^64 - 1 - e) / d, 0 <= e < d, the exact n * r / 2^64 is
-//! n/d - (n/d) * (1 + e) / 2^64, less than 1 below n/d because 1 + e <= d and n < 2^64. So its floor is floor(n/d) or
-//! one less, and one subtraction of d corrects the remainder.
+//! Exact remainders by one prime (any divisor from 1 to 2^31) of values below 2^63, without a
+//! division. Proof: with d the divisor and r = floor((2^64 - 1) / d) = (2^64 - 1 - e) / d, 0 <= e <
+//! d, the exact n * r / 2^64 is n/d - (n/d) * (1 + e) / 2^64, less than 1 below n/d because 1 + e
+//! <= d and n < 2^64. So its floor is floor(n/d) or one less, and one subtraction of d corrects the
+//! remainder.
 struct FastMod {
   uint64_t divisor;
   uint64_t reciprocal;
 
   FastMod() = default;
   ENGRAM_HOST_DEVICE explicit FastMod(int64_t prime)
-      : divisor(static_cast<uint64_t>(prime)), reciprocal(UINT64_MAX / static_cast<uint64_t>(prime)) {}
+      : divisor(static_cast<uint64_t>(prime)),
+        reciprocal(UINT64_MAX / static_cast<uint64_t>(prime)) {}
 
   ENGRAM_HOST_DEVICE uint32_t operator()(uint64_t value) const {
 #if defined(__CUDA_ARCH__)
     const uint64_t quotient = __umul64hi(value, reciprocal);
 #else
-    const uint64_t quotient = static_cast<uint64_t>((static_cast<unsigned __int128>(value) * reciprocal) >> 64);
+    const uint64_t quotient =
+        static_cast<uint64_t>((static_cast<unsigned __int128>(value) * reciprocal) >> 64);
 #endif
     const uint32_t rest = static_cast<uint32_t>(value - quotient * divisor);  // below 2 * divisor
-    const uint32_t less = rest - static_cast<uint32_t>(divisor);              // wraps where rest is right
+    const uint32_t less = rest - static_cast<uint32_t>(divisor);  // wraps where rest is right
     return less < rest ? less : rest;
   }
 };
 
-//! Raw id of window column `column` (0 = nearest) that `request` hands to its next call, or kUnknownId.
-ENGRAM_HOST_DEVICE int32_t next_lookback_id(const engram_hash_args& args, int32_t request, int column) {
+//! Raw id of window column `column` (0 = nearest) that `request` hands to its next call, or
+//! kUnknownId.
+ENGRAM_HOST_DEVICE int32_t next_lookback_id(const engram_hash_args& args, int32_t request,
+                                            int column) {
   const int64_t first = first_token(args, request);
   const int64_t end = args.cu_seqlens == nullptr ? first + 1 : args.cu_seqlens[request + 1];
   const int64_t source = end - 1 - column;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! \file ops.h
-//! The ops inside the library. <op>_cpu runs threaded and returns when done; <op>_cuda checks nothing, allocates nothing,
-//! enqueues on `stream` of the current device and returns the launch's code. Contracts of the arrays: engram.h.
+//! The ops inside the library. <op>_cpu runs threaded and returns when done; <op>_cuda checks
+//! nothing, allocates nothing, enqueues on `stream` of the current device and returns the launch's
+//! code. Contracts of the arrays: engram.h.
 #pragma once
 
 #include "engram/engram.h"
@@ -12,7 +13,8 @@
 
 namespace engram {
 
-//! Throw Error (ENGRAM_INVALID_ARGUMENT) where sizes, dtypes or pointers cannot be right. They read no array.
+//! Throw Error (ENGRAM_INVALID_ARGUMENT) where sizes, dtypes or pointers cannot be right. They read
+//! no array.
 void check_hash(const engram_hash_args& args);
 void check_lookup(const engram_lookup_args& args);
 void check_stage(const engram_stage_args& args);
