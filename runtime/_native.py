@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import threading
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 from typing import Any
 
@@ -147,6 +148,11 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int64, c_int32, c_int32, POINTER(c_uint64)],
     ),
+    "engram_table_bind": (c_int32, [c_char_p, c_char_p, c_char_p]),
+    "engram_table_bind_file": (c_int32, [c_char_p]),
+    "engram_table_unbind": (c_int32, [c_char_p]),
+    "engram_table_view": (c_int32, [c_char_p, c_int32, POINTER(LookupArgs)]),
+    "engram_table_describe": (c_int32, [c_char_p, c_size_t, POINTER(c_size_t)]),
 }
 _OP_SYMBOLS: dict[type, str] = {
     HashArgs: "engram_hash",
@@ -226,6 +232,54 @@ def read_blocks(
         ),
     )
     return checksum.value
+
+
+def bind_tables(toml: str, folder: str, where: str) -> None:
+    """engram_table_bind: every [tables.NAME] of a TOML text, or none."""
+    library = load()
+    texts = [_text("tables", part) for part in (toml, folder, where)]
+    _check(library, "tables", library.engram_table_bind(*texts))
+
+
+def bind_tables_file(path: str) -> None:
+    """engram_table_bind_file: the same for a file."""
+    library = load()
+    _check(library, "tables", library.engram_table_bind_file(_text("tables", path)))
+
+
+def unbind_table(name: str) -> None:
+    library = load()
+    _check(library, "tables", library.engram_table_unbind(_text("tables", name)))
+
+
+def table_view(name: str, device: int) -> LookupArgs:
+    """engram_table_view: the arguments that say what a lookup on a CUDA device reads."""
+    library = load()
+    args = LookupArgs()
+    status = library.engram_table_view(_text("tables", name), device, ctypes.byref(args))
+    _check(library, "tables", status)
+    return args
+
+
+def describe_tables() -> dict[str, dict[str, Any]]:
+    """engram_table_describe: every name's store, layer, fingerprint, ..."""
+    library = load()
+    size, capacity = c_size_t(0), -1
+    buffer = ctypes.create_string_buffer(0)
+    while size.value > capacity:  # another thread may bind between two calls
+        capacity = size.value
+        buffer = ctypes.create_string_buffer(capacity)
+        status = library.engram_table_describe(buffer, capacity, ctypes.byref(size))
+        _check(library, "tables", status)
+    described: dict[str, dict[str, Any]] = json.loads(buffer.value)
+    return described
+
+
+def _text(where: str, text: str) -> bytes:
+    encoded = os.fsencode(text)  # paths may hold bytes that are no UTF-8
+    if b"\0" in encoded:
+        raise InputError(f"{where}: expected text without NUL, found {text!r}")
+    return encoded
 
 
 def _check(library: ctypes.CDLL, what: str, status: int) -> None:

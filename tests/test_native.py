@@ -20,6 +20,7 @@ CTYPES = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "uint64_t": ctypes.c_uint64,
+    "size_t": ctypes.c_size_t,
     "float": ctypes.c_float,
     "engram_status": ctypes.c_int32,
 }

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store's Engram layers as one model: token ids and residual streams in, streams out.
+
+token_ids               INT32 [T]
+positions               INT64 [T]
+cu_seqlens              INT32 [B+1]
+lookback_ids            INT32 [B, N-1], with history "explicit"
+layers.{i}.hidden       [T, hc_mult, hidden], for each layer
+layers.{i}.hidden_out   the same
+next_lookback_ids       INT32 [B, N-1], with history "explicit": the next call's lookback_ids
+hash_ids                INT32 [T, L, C], with check_outputs
+layers.{i}.rows         BF16 [T, C*D], with check_outputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trtllm_engram.builder import nodes
+from trtllm_engram.builder.graph import Graph
+from trtllm_engram.builder.layers import EngramLayer, ModelStore
+from trtllm_engram.plugins.errors import InputError
+
+TOKENS, BOUNDARIES, REQUESTS = "tokens", "boundaries", "requests"
+HISTORIES = ("explicit", "whole_prompt")
+HIDDEN_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a model of a store is like, beside the store.
+
+    history: "explicit": lookback_ids holds the tokens before the call; "whole_prompt": no past.
+    check_outputs: give out row ids and rows too, for `compare`.
+    """
+
+    hidden_dtype: str = "bfloat16"
+    history: str = "explicit"
+    check_outputs: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("hidden_dtype", HIDDEN_DTYPES), ("history", HISTORIES)):
+            if getattr(self, name) not in known:
+                raise InputError(
+                    f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}"
+                )
+
+
+def hidden_name(layer_id: int) -> str:
+    return f"layers.{layer_id}.hidden"
+
+
+def hidden_out_name(layer_id: int) -> str:
+    return f"layers.{layer_id}.hidden_out"
+
+
+def rows_name(layer_id: int) -> str:
+    return f"layers.{layer_id}.rows"
+
+
+def add_model(
+    graph: Graph, store: ModelStore, layers: list[EngramLayer], options: ModelOptions
+) -> None:
+    """Writes the model on an empty graph."""
+    config, explicit = store.config, options.history == "explicit"
+    window = (REQUESTS, config.max_ngram_size - 1)
+    hashed = graph.add(
+        nodes.hash_node(
+            store.layout,
+            store.token_map,
+            graph.input("token_ids", "int32", (TOKENS,)),
+            graph.input("positions", "int64", (TOKENS,)),
+            graph.input("cu_seqlens", "int32", (BOUNDARIES,)),
+            graph.input("lookback_ids", "int32", window) if explicit else None,
+            next_lookback=explicit,
+        )
+    )
+    if options.check_outputs:
+        shape = (TOKENS, config.num_layers, config.num_columns)
+        graph.output("hash_ids", hashed[0], "int32", shape)
+    residual = (TOKENS, config.hc_mult, config.hidden_size)
+    for layer in layers:
+        hidden = graph.input(hidden_name(layer.layer_id), options.hidden_dtype, residual)
+        made = layer(graph, hashed[0], hidden)
+        if options.check_outputs:
+            rows_shape = (TOKENS, config.row_dim)
+            graph.output(rows_name(layer.layer_id), made.rows, "bfloat16", rows_shape)
+        out_name = hidden_out_name(layer.layer_id)
+        graph.output(out_name, made.hidden, options.hidden_dtype, residual)
+    if explicit:
+        graph.output("next_lookback_ids", hashed[1], "int32", window)
+
+
+def input_shapes(
+    store: ModelStore, options: ModelOptions, num_tokens: int, num_requests: int
+) -> Mapping[str, tuple[int, ...]]:
+    """The shape of every input for a call with so many tokens and requests."""
+    config = store.config
+    residual = (num_tokens, config.hc_mult, config.hidden_size)
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_ids": (num_tokens,),
+        "positions": (num_tokens,),
+        "cu_seqlens": (num_requests + 1,),
+    }
+    if options.history == "explicit":
+        shapes["lookback_ids"] = (num_requests, config.max_ngram_size - 1)
+    return shapes | {hidden_name(layer_id): residual for layer_id in config.layer_ids}
