@@ -112,15 +112,18 @@ class EngramSession:
         positions = [past.position + np.arange(ids[name].size) for name, past in pasts.items()]
         cu_seqlens = np.cumsum([0] + [part.size for part in positions], dtype=np.int32)
         packed_positions = np.concatenate(positions)
+        goes_on = any(past.position for past in pasts.values())  # else there is no lookback
+        lookback_dead = np.stack([past.dead for past in pasts.values()])
+        dead_mask = np.concatenate(list(masks.values()))
         hash_ids = ops.hash_ids(
             self.store.layout,
             self._kept("token_map", self.store.token_map),
             self.to_device(np.concatenate(list(ids.values()))),
             self.to_device(packed_positions),
             self.to_device(cu_seqlens),
-            lookback_ids=self.to_device(np.stack([past.ids for past in pasts.values()])),
-            lookback_dead=self.to_device(np.stack([past.dead for past in pasts.values()])),
-            dead_mask=self.to_device(np.concatenate(list(masks.values()))),
+            self.to_device(np.stack([past.ids for past in pasts.values()])) if goes_on else None,
+            self.to_device(lookback_dead) if lookback_dead.any() else None,
+            self.to_device(dead_mask) if dead_mask.any() else None,
         )
         for name, past in pasts.items():
             self._requests[name] = past.after(ids[name], masks[name])
@@ -271,10 +274,11 @@ class _LayerIds:
         interface = hash_ids.__cuda_array_interface__
         pointer, read_only = interface["data"]
         item = hash_ids.dtype.itemsize
+        offset = layer_index * num_columns * item if num_tokens else 0  # no memory: pointer 0
         self.__cuda_array_interface__ = interface | {
             "shape": (num_tokens, num_columns),
             "strides": (num_layers * num_columns * item, item),
-            "data": (pointer + layer_index * num_columns * item, read_only),
+            "data": (pointer + offset, read_only),
         }
 
 

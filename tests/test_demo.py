@@ -24,7 +24,9 @@ SMALL = {"engram_vocab_size": 500, "hidden_size": 64}
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    return demo.run_demo(tmp_path_factory.mktemp("demo"), lambda _: None, **SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "why_no_gpu", lambda: "no CUDA driver")
+        return demo.run_demo(tmp_path_factory.mktemp("demo"), lambda _: None, **SMALL)
 
 
 def screen(report, kept=None):
@@ -96,6 +98,7 @@ def test_the_screen_fits_80_by_24(report, make):
     ],
 )
 def test_a_wrong_op_fails_its_check(monkeypatch, tmp_path, op, spoil, step):
+    monkeypatch.setattr(demo, "why_no_gpu", lambda: "no CUDA driver")
     right = getattr(ops, op)
     monkeypatch.setattr(ops, op, lambda *args, **options: spoil(right(*args, **options)))
     report = demo.run_demo(tmp_path, lambda _: None, **SMALL)
@@ -131,6 +134,14 @@ def test_exit_code_json_and_kept_files(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "kept/store/engram.json").exists()
     assert main(["demo", "--keep", str(tmp_path / "kept")]) == 2
     assert "--keep: " in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_the_gpu_passes_the_same_checks(tmp_path):
+    report = demo.run_demo(tmp_path, lambda _: None, **SMALL)
+    assert report.passed
+    assert all("cuda:0" in check.timings for check in report.checks if check.timings)
+    assert "GPU" not in report.not_run
 
 
 @pytest.mark.slow

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -166,6 +170,13 @@ def test_unknown_devices_are_refused(store, device):
 
 def test_an_empty_text_runs(session, store):
     assert list(session.run([], SeededHidden(store.config))) == []
+
+
+def test_the_example_runs(store):
+    script = Path(__file__).parents[1] / "examples/session.py"
+    command = [sys.executable, str(script), str(store.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "rows of one n-gram are one: True"
 
 
 @pytest.mark.gpu

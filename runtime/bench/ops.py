@@ -15,7 +15,7 @@ from .. import _native, demo_check, ops
 from ..demo import data_file
 from .measure import Measurement, median_seconds, num_cores
 
-_TOKENS = 8192
+TOKENS = 8192
 _COLUMNS = 24
 _HEAD_DIM = 256
 _SCALES = _HEAD_DIM // 32
@@ -31,10 +31,10 @@ def bench_lookup(table_bytes: int) -> list[Measurement]:
     num_rows = max(1024, table_bytes // (_HEAD_DIM + _SCALES))
     values = rng.integers(0, 127, (num_rows, _HEAD_DIM), dtype=np.uint8)
     scales = rng.integers(120, 128, (num_rows, _SCALES), dtype=np.uint8)
-    all_ids = rng.integers(0, num_rows, (_TURNS, _TOKENS, _COLUMNS), dtype=np.int32)
-    blocks = rng.integers(0, num_rows, (_TURNS, _TOKENS * _COLUMNS), dtype=np.int64)
-    rows = np.empty((_TOKENS, _COLUMNS * _HEAD_DIM), np.uint16)
-    packed = np.empty((_TOKENS, _COLUMNS * (_HEAD_DIM + _SCALES)), np.uint8)
+    all_ids = rng.integers(0, num_rows, (_TURNS, TOKENS, _COLUMNS), dtype=np.int32)
+    blocks = rng.integers(0, num_rows, (_TURNS, TOKENS * _COLUMNS), dtype=np.int64)
+    rows = np.empty((TOKENS, _COLUMNS * _HEAD_DIM), np.uint16)
+    packed = np.empty((TOKENS, _COLUMNS * (_HEAD_DIM + _SCALES)), np.uint8)
     _check_lookup(values, scales, all_ids[0, :_CHECKED_TOKENS])
 
     def read_blocks(turn: int) -> object:
@@ -49,7 +49,7 @@ def bench_lookup(table_bytes: int) -> list[Measurement]:
         ],
         _TURNS,
     )
-    count = _TOKENS * _COLUMNS
+    count = TOKENS * _COLUMNS
     return [
         Measurement(name, count / seconds, "rows", "random reads", count / ceiling, 0.7)
         for name, seconds in (("lookup to BF16", lookup), ("lookup packed", lookup_packed))

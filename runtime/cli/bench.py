@@ -15,7 +15,7 @@ from trtllm_engram.plugins.errors import InputError
 
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
-from ..bench.ops import bench_hash, bench_lookup
+from ..bench.ops import TOKENS, bench_hash, bench_lookup
 from . import console
 
 EXAMPLE = "trtllm-engram bench ops --dir /data --file-gb 4"
@@ -72,7 +72,7 @@ def _print(measurements: list[Measurement], sizes: dict[str, object]) -> None:
     out = console.stdout()
     pairs: list[tuple[str, object]] = [
         ("machine", machine_name()),
-        ("table", f"{sizes['table_gb']:g} GB in memory"),
+        ("table", f"{sizes['table_gb']:g} GB in memory, {TOKENS} tokens a call"),
         ("file", f"{sizes['file_gb']:g} GB in {sizes['folder']}"),
     ]
     console.print_pairs(pairs, out)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each command does with good input. The demo, doctor and bench have files of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from checkpoints import names_below, shard_of, small_checkpoint
+from command_line import COMMAND, TEXT, only_line
+from safetensors.numpy import load_file, save_file
+
+from trtllm_engram.builder.prepare import prepare
+from trtllm_engram.plugins import library_path
+from trtllm_engram.runtime import open_store, ops
+from trtllm_engram.runtime.hidden import SeededHidden
+from trtllm_engram.runtime.session import EngramSession
+
+pytest_plugins = ["command_line_fixtures"]
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_library_path(run):
+    assert run("library-path") == (0, f"{library_path()}\n", "")
+
+
+def test_cache_lists_and_clears_only_its_own(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRTLLM_ENGRAM_CACHE", str(tmp_path))
+    (tmp_path / "token_map-1.bin").write_bytes(b"123")
+    (tmp_path / "precious").write_bytes(b"4")
+    _, out, _ = run("cache", "--json")
+    assert json.loads(out)["entries"] == [{"name": "token_map-1.bin", "bytes": 3}]
+    assert run("cache", "--clear")[0] == 0
+    assert names_below(tmp_path) == ["precious"]
+
+
+def test_a_cache_that_cannot_be_is_told(run, monkeypatch):
+    monkeypatch.setenv("TRTLLM_ENGRAM_CACHE", "/proc/no/such")
+    code, _, err = run("cache")
+    assert code == 2
+    assert "uncached" in only_line(err)
+
+
+def hash_of(store, ids, dead=None):
+    positions, bounds = np.arange(ids.size), np.array([0, ids.size], np.int32)
+    return ops.hash_ids(store.layout, store.token_map, ids, positions, bounds, dead_mask=dead)
+
+
+def test_hash_in_every_form(run, files):
+    store = open_store("store")
+    ids = np.array([1, 2, 3, 4], np.int32)
+    np.save(files / "ids.npy", ids)
+    expected = hash_of(store, ids)
+    for model in ("store", "checkpoint"):
+        for source in ("ids", "ids.npy"):
+            _, out, _ = run("hash", model, "--ids", source, "--json")
+            assert json.loads(out)["hash_ids"] == expected.tolist()
+    config = ("checkpoint/config.json", "--tokenizer", "checkpoint/tokenizer.json")
+    assert run("hash", *config, "--ids", "ids", "--output", "out.npy")[0] == 0
+    assert np.array_equal(np.load(files / "out.npy"), expected)
+    _, out, _ = run("hash", "store", "--ids", "ids")
+    lines = [line.split() for line in out.splitlines()[1:]]
+    heads = store.config.n_heads
+    assert np.array([line[4:] for line in lines], int).reshape(expected.shape).tolist() == (
+        expected.tolist()
+    )
+    assert lines[0][:4] == ["0", "1", "1", "2"]
+    assert len(lines[0]) == 4 + heads
+
+
+def test_dead_spans(run):
+    dead = np.array([False, True, True, False])
+    _, out, _ = run("hash", "store", "--ids", "ids", "--dead", "1:3", "--json")
+    expected = hash_of(open_store("store"), np.array([1, 2, 3, 4], np.int32), dead)
+    assert json.loads(out)["hash_ids"] == expected.tolist()
+
+
+def test_text_from_standard_input(files):
+    done = subprocess.run(
+        [*COMMAND, "hash", "store", "--text", "-", "--json"],
+        cwd=files,
+        input=TEXT.encode(),
+        capture_output=True,
+        check=True,
+    )
+    vocabulary = json.loads((files / "checkpoint/tokenizer.json").read_text())["model"]["vocab"]
+    assert json.loads(done.stdout)["token_ids"] == [vocabulary[word] for word in TEXT.split()]
+
+
+def test_run_is_the_session_in_any_chunking(run, files):
+    store = open_store("store")
+    options = ("run", "store", "--text", "text", "--device", "cpu", "--seed", "5", "--rows")
+    assert run(*options, "--output", "one.safetensors")[0] == 0
+    assert run(*options, "--output", "many.safetensors", "--chunk", "3")[0] == 0
+    one = load_file(files / "one.safetensors")
+    assert (files / "one.safetensors").read_bytes() == (files / "many.safetensors").read_bytes()
+    _, out, _ = run("hash", "store", "--text", "text", "--json")
+    ids = np.array(json.loads(out)["token_ids"])
+    (chunk,) = EngramSession(store).run(ids, SeededHidden(store.config, 5))
+    assert len(one) == 3 * store.config.num_layers
+    for index, layer_id in enumerate(store.config.layer_ids):
+        assert np.array_equal(one[f"layers.{layer_id}.hash_ids"], chunk.hash_ids[:, index])
+        assert np.array_equal(one[f"layers.{layer_id}.rows"], chunk.rows[layer_id])
+        assert np.array_equal(one[f"layers.{layer_id}.hidden"], chunk.hidden[layer_id])
+
+
+def test_run_takes_hidden_states_and_hands_on_their_dtype(run, files):
+    config = open_store("store").config
+    hidden = np.ones((4, config.hc_mult, config.hidden_size), np.float32)
+    save_file({"hidden": hidden}, files / "hidden.safetensors")
+    options = ("run", "store", "--ids", "ids", "--hidden", "hidden.safetensors")
+    assert run(*options, "--output", "f32.safetensors", "--dead", "0:2")[0] == 0
+    out = load_file(files / "f32.safetensors")[f"layers.{config.layer_ids[0]}.hidden"]
+    assert out.dtype == np.float32
+    assert np.array_equal(out[:2], hidden[:2])
+    assert not np.array_equal(out[2:], hidden[2:])
+
+
+def test_an_empty_text_runs(run, files):
+    (files / "empty").write_text("")
+    assert run("run", "store", "--text", "empty", "--output", "empty.safetensors")[0] == 0
+    assert load_file(files / "empty.safetensors")["layers.1.hash_ids"].shape[0] == 0
+    assert run("hash", "store", "--text", "empty")[0] == 0
+
+
+def test_a_run_that_is_interrupted_leaves_nothing(run, files, monkeypatch):
+    before = names_below(files)
+
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(EngramSession, "run", interrupted)
+    code, _, err = run("run", "store", "--text", "text", "--output", "never.safetensors")
+    assert code == 130
+    assert "interrupted" in only_line(err)
+    assert names_below(files) == before
+
+
+def test_verify_names_file_and_block_and_restamps(run, files, tmp_path):
+    checkpoint = small_checkpoint(tmp_path / "checkpoint")
+    store = tmp_path / "store"
+    prepare(checkpoint, store)
+    shard = shard_of(checkpoint, "layers.5.engram.embed.weight")
+    os.utime(shard)
+    assert run("hash", store, "--ids", files / "ids")[0] == 2
+    assert run("verify", store)[0] == 1
+    assert run("verify", store, "--restamp")[0] == 0
+    assert run("hash", store, "--ids", files / "ids")[0] == 0
+    content = bytearray(shard.read_bytes())
+    content[-100] ^= 1
+    shard.write_bytes(content)
+    code, out, err = run("verify", store, "--restamp")
+    assert (code, err) == (1, "")
+    line = only_line(out)
+    assert str(shard) in line
+    assert "block 0 of layers.5.engram.embed.weight" in line
+
+
+def test_inspect_tells_what_it_is(run):
+    for path, kind in (
+        ("checkpoint", "checkpoint"),
+        ("store", "store"),
+        ("checkpoint/config.json", "config"),
+        ("checkpoint/tokenizer.json", "tokenizer"),
+    ):
+        _, out, _ = run("inspect", path)
+        assert out.splitlines()[0].split() == ["kind", kind]
+
+
+def test_size_of_the_true_model(run, files):
+    golden = json.loads((ROOT / "runtime/data/golden_hash.json").read_text())
+    (files / "true.json").write_text(json.dumps(golden["config"]))
+    machine = ("--gpus", "8", "--gpu-memory", "141", "--ram", "200")
+    _, out, _ = run("size", "true.json", *machine, "--json")
+    placements = {one["name"]: one for one in json.loads(out)["placements"]}
+    total = (384006168 + 384016682) * 264
+    assert placements["host"]["ram_bytes"] == total
+    assert placements["device_sharded"]["gpu_bytes"] == -(-total // 8)
+    assert {name: one["fits"] for name, one in placements.items()} == {
+        "host": False,
+        "host, scales on GPU": True,
+        "device": False,
+        "device_sharded": True,
+        "disk": True,
+    }
