@@ -5,11 +5,11 @@ TRTLLM_ENGRAM_REQUIRE names its marker: then the skip is a failure."""
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 from collections.abc import Callable, Generator
 
 import pytest
+import tensorrt_installs
 
 PARTS = ("gpu", "trt", "multiproc", "slow")
 
@@ -25,12 +25,9 @@ def why_no_gpu() -> str:
     return driver.error or ("" if driver.gpus else "no CUDA device")
 
 
-@functools.cache
 def why_no_tensorrt() -> str:
-    """Empty where TensorRT's Python bindings import."""
-    if any(importlib.util.find_spec(name) for name in ("tensorrt", "tensorrt_bindings")):
-        return ""
-    return "no tensorrt package in this environment"
+    """Empty where there is a TensorRT to test against."""
+    return "" if tensorrt_installs.installs() else "no TensorRT; `make tensorrt` brings it"
 
 
 NEEDS: dict[str, Callable[[], str]] = {"gpu": why_no_gpu, "trt": why_no_tensorrt}
@@ -67,3 +64,14 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"TRTLLM_ENGRAM_REQUIRE names {', '.join(sorted(missed))}: {reason}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The last lines say which parts were left out, and why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for marker in sorted(NEEDS):
+        count = sum(marker in report.keywords for report in skipped)
+        if count and NEEDS[marker]():
+            terminalreporter.write_line(
+                f"NOT RUN: {count} tests that need {marker}: {NEEDS[marker]()}"
+            )
