@@ -71,8 +71,7 @@ def hash_ids(
             -1 is unknown.
         lookback_dead: bool [B, N-1], lookback tokens that end an n-gram (image spans).
         dead_mask: bool [T], tokens that end an n-gram.
-        next_lookback_out: int32 [B, N-1], written with the lookback_ids of the requests' next call;
-            left as it is where T is 0.
+        next_lookback_out: int32 [B, N-1], written with the lookback_ids of the requests' next call.
         out: int32 [T, L, C].
     """
     call = Call(

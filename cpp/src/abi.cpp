@@ -7,6 +7,7 @@
 #include "bench/read_blocks.h"
 #include "check.h"
 #include "cuda_support.h"
+#include "engram/layout.h"
 #include "engram/ops.h"
 #include "fault.h"
 #include "guard.h"
@@ -40,6 +41,14 @@ void run_cuda(const Args&, const engram_exec&, const char*, std::nullptr_t) {
 }  // require_cuda has thrown
 #endif
 
+template <typename Args>
+bool is_empty(const Args& args) {
+  return args.num_tokens == 0;
+}
+bool is_empty(const engram_hash_args& args) {
+  return args.num_tokens == 0 && num_windows(args) == 0;
+}
+
 //! check, then cpu or launch. launch(args, stream) returns the launch's cudaError_t.
 template <typename Args, typename Launch>
 engram_status run_op(const Args* args, const engram_exec* exec, const char* name,
@@ -53,7 +62,7 @@ engram_status run_op(const Args* args, const engram_exec* exec, const char* name
     check(*args);
     const bool on_cpu = exec->device < 0;
     if (!on_cpu) prepare_device(exec->device);
-    if (args->num_tokens == 0) return;
+    if (is_empty(*args)) return;
     if (on_cpu) return cpu(*args, exec->num_threads);
     run_cuda(*args, *exec, name, launch);
   });

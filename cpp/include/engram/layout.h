@@ -107,6 +107,11 @@ struct FastMod {
   }
 };
 
+//! Windows for the requests' next call that have to be written, also by a call without tokens.
+ENGRAM_HOST_DEVICE int32_t num_windows(const engram_hash_args& args) {
+  return args.next_lookback_ids == nullptr ? 0 : args.num_requests;
+}
+
 //! Raw id of window column `column` (0 = nearest) that `request` hands to its next call, or
 //! kUnknownId.
 ENGRAM_HOST_DEVICE int32_t next_lookback_id(const engram_hash_args& args, int32_t request,

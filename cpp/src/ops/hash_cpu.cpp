@@ -35,9 +35,11 @@ void check_boundaries(const engram_hash_args& args) {
                args.num_tokens, ", the number of tokens, got ", last);
 }
 
-void check_ids(const engram_hash_args& args, const char* name, const int32_t* ids, int64_t count,
-               int32_t lowest) {
+//! Ids of dead tokens are not read: those of image spans may lie outside the vocabulary.
+void check_ids(const engram_hash_args& args, const char* name, const int32_t* ids,
+               const uint8_t* dead, int64_t count, int32_t lowest) {
   for (int64_t i = 0; i < count; ++i) {
+    if (dead != nullptr && dead[i]) continue;
     ENGRAM_CHECK(ids[i] >= lowest && ids[i] < args.vocab_size, name, "[", i, "]: expected ", lowest,
                  " to ", args.vocab_size - 1, ", got ", ids[i]);
     if (ids[i] == kUnknownId) continue;
@@ -93,6 +95,18 @@ void hash_range(const engram_hash_args& args, const Column* columns, int64_t beg
   }
 }
 
+void hash_tokens(const engram_hash_args& args, int num_threads) {
+  check_ids(args, "pad_token_id", &args.pad_token_id, nullptr, 1, 0);
+  check_ids(args, "token_ids", args.token_ids, args.dead_mask, args.num_tokens, 0);
+  if (args.lookback_ids != nullptr) {
+    check_ids(args, "lookback_ids", args.lookback_ids, args.lookback_dead,
+              row_offset(args.num_requests, args.max_ngram_size - 1), kUnknownId);
+  }
+  const std::vector<Column> columns = checked_columns(args);
+  parallel_for(args.num_tokens, kTokensPerRange, num_threads,
+               [&](int64_t begin, int64_t end) { hash_range(args, columns.data(), begin, end); });
+}
+
 }  // namespace
 
 void check_hash(const engram_hash_args& args) {
@@ -127,21 +141,10 @@ void check_hash(const engram_hash_args& args) {
 }
 
 void hash_cpu(const engram_hash_args& args, int num_threads) {
-  if (args.num_tokens == 0) return;
-  const int window = args.max_ngram_size - 1;
   check_boundaries(args);
-  check_ids(args, "token_ids", args.token_ids, args.num_tokens, 0);
-  if (args.lookback_ids != nullptr) {
-    check_ids(args, "lookback_ids", args.lookback_ids, row_offset(args.num_requests, window),
-              kUnknownId);
-  }
-  check_ids(args, "pad_token_id", &args.pad_token_id, 1, 0);
-  const std::vector<Column> columns = checked_columns(args);
-
-  parallel_for(args.num_tokens, kTokensPerRange, num_threads,
-               [&](int64_t begin, int64_t end) { hash_range(args, columns.data(), begin, end); });
-  if (args.next_lookback_ids == nullptr) return;
-  for (int32_t request = 0; request < args.num_requests; ++request) {
+  if (args.num_tokens > 0) hash_tokens(args, num_threads);
+  const int window = args.max_ngram_size - 1;
+  for (int32_t request = 0; request < num_windows(args); ++request) {
     for (int column = 0; column < window; ++column) {
       args.next_lookback_ids[row_offset(request, window) + column] =
           next_lookback_id(args, request, column);
