@@ -3,13 +3,13 @@
  *  The C ABI of libtrtllm_engram.so: what Python binds through ctypes. Compiles as C11 and as C++.
  *
  *  Letters in shapes: T tokens, B requests, L Engram layers, N highest n-gram order, H hash heads
- * per order, C = (N-1)*H columns, D values per row (head_dim), S = C*D/32 scales per token. BF16 is
- * passed as uint16 bits; FP8 (E4M3) and E8M0 as uint8 bits. Arrays are contiguous unless a stride
- * is named, belong to the caller and lie all on one place: host memory for the CPU, memory that the
- * GPU can read else.
+ *  per order, C = (N-1)*H columns, D values per row (head_dim), S = C*D/32 scales per token.
+ *  BF16 is passed as uint16 bits; FP8 (E4M3) and E8M0 as uint8 bits. Arrays are contiguous unless
+ *  a stride is named, belong to the caller and lie all on one place: host memory for the CPU,
+ *  memory that the GPU can read else.
  *
- *  Every function catches all exceptions and returns an engram_status; engram_last_error() has the
- * text.
+ *  Every function catches all exceptions and returns an engram_status; engram_last_error() has
+ *  the text.
  */
 #ifndef ENGRAM_ENGRAM_H_
 #define ENGRAM_ENGRAM_H_
@@ -27,18 +27,16 @@
 extern "C" {
 #endif
 
-/*! Raised by one for every incompatible change of this header; Python refuses a library of another
- * number. */
+/*! Raised by one for every incompatible change of this header; Python refuses a library of
+ *  another number. */
 #define ENGRAM_ABI_VERSION 1
 
 typedef enum engram_status {
   ENGRAM_OK = 0,
   ENGRAM_INVALID_ARGUMENT = 1, /*!< what the caller passed is wrong; nothing was written */
-  ENGRAM_CUDA_UNAVAILABLE =
-      2,                 /*!< CPU-only build, no driver, a driver too old, or no such device */
-  ENGRAM_CUDA_ERROR = 3, /*!< a CUDA call failed */
-  ENGRAM_DEVICE_FAULT =
-      4, /*!< a kernel of an earlier call met bad input (see engram_device_fault) */
+  ENGRAM_CUDA_UNAVAILABLE = 2, /*!< CPU-only build, no or too old a driver, or no such device */
+  ENGRAM_CUDA_ERROR = 3,       /*!< a CUDA call failed */
+  ENGRAM_DEVICE_FAULT = 4,     /*!< an earlier kernel met bad input (see engram_device_fault) */
   ENGRAM_OUT_OF_MEMORY = 5,
   ENGRAM_INTERNAL_ERROR = 6
 } engram_status;
@@ -53,13 +51,14 @@ typedef enum engram_dtype {
 
 /*! What a lookup writes for each token. */
 typedef enum engram_row_form {
-  ENGRAM_ROWS_BF16 =
-      0, /*!< out BF16 [T, C*D]: value * 2^(scale-127), rounded once to nearest even */
-  ENGRAM_ROWS_PACKED =
-      1, /*!< out uint8 [T, C*(D+D/32)]: each row's D value bytes, then its D/32 scale bytes */
-  ENGRAM_ROWS_MXFP8_LINEAR = 2, /*!< out FP8 [T, C*D], out_scales E8M0 [T, S] */
-  ENGRAM_ROWS_MXFP8_128X4 =
-      3 /*!< out FP8 [T, C*D], out_scales E8M0 in F8_128x4 order, zero past row T */
+  /*! out BF16 [T, C*D]: value * 2^(scale-127), rounded once to nearest even */
+  ENGRAM_ROWS_BF16 = 0,
+  /*! out uint8 [T, C*(D+D/32)]: each row's D value bytes, then its D/32 scale bytes */
+  ENGRAM_ROWS_PACKED = 1,
+  /*! out FP8 [T, C*D], out_scales E8M0 [T, S] */
+  ENGRAM_ROWS_MXFP8_LINEAR = 2,
+  /*! out FP8 [T, C*D], out_scales E8M0 in F8_128x4 order, zero past row T */
+  ENGRAM_ROWS_MXFP8_128X4 = 3
 } engram_row_form;
 
 /*! Where an op runs. */
@@ -77,10 +76,9 @@ typedef struct engram_hash_args {
   const int32_t* token_map;   /*!< [vocab_size] raw id to compressed id */
   const int32_t* token_ids;   /*!< [T] raw ids */
   const void* positions;      /*!< [T] int32 or int64: position of each token in its request */
-  const int32_t*
-      cu_seqlens; /*!< [B+1] first token of each request; NULL: one token per request, B = T */
-  const int32_t* lookback_ids;  /*!< [B, N-1] raw ids before the request's first token, nearest
-                                   first; -1 unknown; NULL */
+  const int32_t* cu_seqlens;  /*!< [B+1] first token of each request; NULL: a token each, B = T */
+  /*! [B, N-1] raw ids before the request's first token, nearest first; -1 unknown; or NULL */
+  const int32_t* lookback_ids;
   const uint8_t* lookback_dead; /*!< [B, N-1] 0 or 1; NULL: none dead */
   const uint8_t* dead_mask;     /*!< [T] 0 or 1; NULL: none dead */
   int32_t* hash_ids;            /*!< out [T, L, C]; -1 for a padding token */
@@ -95,17 +93,15 @@ typedef struct engram_hash_args {
   int32_t positions_dtype; /*!< ENGRAM_INT32 or ENGRAM_INT64 */
 } engram_hash_args;
 
-/*! engram_lookup: row ids to rows. An id outside [first_row, first_row + num_rows) reads as zeros.
- */
+/*! engram_lookup: row ids to rows. Ids outside [first_row, first_row + num_rows) read as zeros. */
 typedef struct engram_lookup_args {
   const uint8_t* values; /*!< FP8 [num_rows, D], 16-byte aligned */
   const uint8_t* scales; /*!< E8M0 [num_rows, D/32], 8-byte aligned where D is 256 */
   const int32_t* ids;    /*!< [T, C], tokens ids_stride elements apart */
   void* out;             /*!< see engram_row_form; 16-byte aligned (8 for packed rows) */
   uint8_t* out_scales;   /*!< MXFP8 forms only */
-  int64_t
-      ids_stride; /*!< elements between tokens: C, or L*C for one layer of engram_hash's output */
-  int64_t first_row; /*!< row id of values[0] */
+  int64_t ids_stride;    /*!< elements between tokens: C, or L*C for one layer of hash_ids */
+  int64_t first_row;     /*!< row id of values[0] */
   int64_t num_rows;
   int64_t num_tokens;
   int32_t num_columns;
@@ -117,15 +113,15 @@ typedef struct engram_lookup_args {
 typedef struct engram_stage_args {
   const uint8_t* packed; /*!< [T, C*(D+D/32)] */
   uint8_t* values;       /*!< out FP8 [T, C*D] */
-  uint8_t*
-      scales; /*!< out E8M0 in F8_128x4 order, ceil(T/128)*ceil(S/4)*512 bytes, zero past row T */
+  /*! out E8M0 in F8_128x4 order, ceil(T/128)*ceil(S/4)*512 bytes, zero past row T */
+  uint8_t* scales;
   int64_t num_tokens;
   int32_t num_columns;
   int32_t head_dim;
 } engram_stage_args;
 
 /*! engram_project: out = x W^T with MXFP8's meaning (FP8 times powers of two, FP32 sums, one
- * rounding to BF16). */
+ *  rounding to BF16). */
 typedef struct engram_project_args {
   const uint16_t* x;     /*!< BF16 [T, in_features]; on a GPU 16-byte aligned */
   const uint8_t* weight; /*!< FP8 [out_features, in_features]; on a GPU 16-byte aligned */
@@ -152,9 +148,9 @@ typedef struct engram_gate_args {
 } engram_gate_args;
 
 /*! Each op returns once the CPU is done, or once the GPU work is enqueued on exec->stream
- * (capturable; allocates nothing). On the CPU, ids outside the vocabulary and boundaries that do
- * not rise from 0 to T are refused; on the GPU they set the device's fault word and give row ids
- * -1. T = 0 does nothing and takes NULL arrays. */
+ *  (capturable; allocates nothing). On the CPU, ids outside the vocabulary and boundaries that do
+ *  not rise from 0 to T are refused; on the GPU they set the device's fault word and give row ids
+ *  -1. T = 0 takes NULL arrays and does nothing, but that a hash hands on its lookback windows. */
 ENGRAM_API engram_status engram_hash(const engram_hash_args* args, const engram_exec* exec);
 ENGRAM_API engram_status engram_lookup(const engram_lookup_args* args, const engram_exec* exec);
 ENGRAM_API engram_status engram_stage(const engram_stage_args* args, const engram_exec* exec);
@@ -162,8 +158,8 @@ ENGRAM_API engram_status engram_project(const engram_project_args* args, const e
 ENGRAM_API engram_status engram_gate(const engram_gate_args* args, const engram_exec* exec);
 
 /*! Reads and clears the fault that a kernel left on a device: ENGRAM_OK, or ENGRAM_DEVICE_FAULT
- * with the text in engram_last_error(). Every op on that device does this first, so a fault is
- * reported once. Does not synchronise: a kernel still running may report later. */
+ *  with the text in engram_last_error(). Every op on that device does this first, so a fault is
+ *  reported once. Does not synchronise: a kernel still running may report later. */
 ENGRAM_API engram_status engram_device_fault(int32_t device);
 
 /*! Text of this thread's last failure, valid until its next call into the library; never NULL. */
@@ -173,22 +169,22 @@ ENGRAM_API const char* engram_last_error(void);
 ENGRAM_API int32_t engram_abi_version(void);
 
 /*! JSON object with static storage: version, abi, git, compiler, cuda ("" in a CPU-only build),
- * architectures, tensorrt_headers, minimum_driver. */
+ *  architectures, tensorrt_headers, minimum_driver. */
 ENGRAM_API const char* engram_build_info(void);
 
 /*! Bench ceiling: reads num_blocks blocks of block_bytes at base + block_ids[i]*block_bytes with
- * num_threads (0: all) threads and nothing else; *checksum keeps the reads from being optimised
- * away. */
+ *  num_threads (0: all) threads and nothing else; *checksum keeps the reads from being optimised
+ *  away. */
 ENGRAM_API engram_status engram_bench_read_blocks(const uint8_t* base, const int64_t* block_ids,
                                                   int64_t num_blocks, int32_t block_bytes,
                                                   int32_t num_threads, uint64_t* checksum);
 
 /*! Tables: one registry a process binds names to tables; engines hold the names (docs of the keys:
- * README, Tables). TRTLLM_ENGRAM_TABLES names a TOML file whose tables are bound when a name is
- * first looked for. Thread-safe. */
+ *  README, Tables). TRTLLM_ENGRAM_TABLES names a TOML file whose tables are bound when a name is
+ *  first looked for. Thread-safe. */
 
 /*! Binds every [tables.NAME] of a TOML text, or none. Relative paths are relative to `folder`;
- * `where` names the text in errors. Host memory is filled before this returns. */
+ *  `where` names the text in errors. Host memory is filled before this returns. */
 ENGRAM_API engram_status engram_table_bind(const char* toml, const char* folder, const char* where);
 
 /*! The same for a file, which only its owner (this user or root) may be able to write. */
@@ -198,13 +194,13 @@ ENGRAM_API engram_status engram_table_bind_file(const char* path);
 ENGRAM_API engram_status engram_table_unbind(const char* name);
 
 /*! Fills values, scales, first_row, num_rows, num_columns and head_dim for lookups on a CUDA
- * device, loading what is not there yet. Valid until the name is unbound. */
+ *  device, loading what is not there yet. Valid until the name is unbound. */
 ENGRAM_API engram_status engram_table_view(const char* name, int32_t device,
                                            engram_lookup_args* args);
 
 /*! Writes a JSON object {name: {store, layer, fingerprint, content_id, num_rows, num_columns,
- * head_dim, placement, scales}} with its zero into text[capacity]; *size is the bytes it needs, and
- * nothing is written if they are more. */
+ *  head_dim, placement, scales}} with its zero into text[capacity]; *size is the bytes it needs,
+ *  and nothing is written if they are more. */
 ENGRAM_API engram_status engram_table_describe(char* text, size_t capacity, size_t* size);
 
 /*! Registers the plugins with the TensorRT that this process has loaded. Needed only where this
@@ -212,7 +208,7 @@ ENGRAM_API engram_status engram_table_describe(char* text, size_t capacity, size
 ENGRAM_API engram_status engram_register_plugins(void);
 
 /*! JSON object with static storage, {plugin: {doc, fields: {name: {type, required, default,
- * doc}}}}; empty in CPU-only builds. */
+ *  doc}}}}; empty in CPU-only builds. */
 ENGRAM_API const char* engram_plugin_fields(void);
 
 /*! 1 in the copy of this library that the process loaded first; other copies bind no tables and

@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t hash_cuda(const engram_hash_args& args, uint64_t* fault, cudaStream_t stream) {
-  const int64_t num_blocks = std::max(ceil_div(args.num_tokens, kWarpsPerBlock),
-                                      ceil_div(num_windows(args), kThreads));
+  const int64_t num_blocks =
+      std::max(ceil_div(args.num_tokens, kWarpsPerBlock), ceil_div(num_windows(args), kThreads));
   if (num_blocks == 0) return cudaSuccess;
   return launch(hash_kernel, dim3(static_cast<unsigned>(num_blocks)), dim3(kThreads), stream, args,
                 fault);
