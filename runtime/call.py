@@ -57,6 +57,11 @@ class Call:
             return "torch"
         return "numpy" if self.device == _native.CPU else "device"
 
+    @property
+    def stream(self) -> int:
+        """cudaStream_t that the call's work goes to; 0 is the legacy default stream."""
+        return self._stream
+
     def input(self, name: str, dtypes: Dtypes, shape: Shape, strided: bool = False) -> View:
         """The array of that name: contiguous, with `strided` only from its second axis on."""
         where = f"{self.op}: {name}"

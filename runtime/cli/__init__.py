@@ -35,6 +35,8 @@ COMMANDS: dict[str, str] = {
     "verify": "check a store against its checksums",
     "hash": "text or token ids in, table row ids out",
     "run": "run all Engram layers of a store over a text",
+    "build": "build a TensorRT engine, or an ONNX model, of a store's layers",
+    "compare": "hold an engine's outputs against the reference",
     "bench": "measure speed on this machine",
     "size": "which placement of the tables fits where",
     "library-path": "print where libtrtllm_engram.so lies",

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compare`: does an engine give out what the store says it should?"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from trtllm_engram.builder.model import ModelOptions, hidden_name
+
+from ..compare import Comparison, Reference, compare, make_feeds
+from ..compare.report import HIDDEN_LIMIT_BF16_ULPS, merge
+from ..compare.sizes import DEFAULT_SIZES, parse_size
+from ..compare.text import bound, verdict
+from ..engine import Engine
+from ..engine_session import check_engine
+from ..store import Store, open_store
+from ..tables import Tables
+from ..text import read_text
+from . import console
+
+EXAMPLE = "trtllm-engram compare STORE --engine engine.plan --sizes 1x1 37x3 1024x8"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run an engine of `build` on pieces of real text and hold its outputs against the CPU's:\n"
+        "row ids and rows bit by bit, hidden states in BF16 ulps. Exit code 1 where a bound is\n"
+        "broken. Rows are outputs of engines built with --check-outputs alone; without them a\n"
+        "table's single wrong byte may pass."
+    )
+    parser.add_argument("store", metavar="STORE")
+    parser.add_argument("--engine", metavar="PLAN", type=Path, required=True)
+    parser.add_argument(
+        "--sizes",
+        metavar="TxB",
+        nargs="+",
+        type=parse_size,
+        default=list(DEFAULT_SIZES),
+        help="tokens x requests of each call (default: 1x1 37x3)",
+    )
+    parser.add_argument("--text", metavar="FILE", help="UTF-8 text instead of the built-in one")
+    parser.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
+    parser.add_argument(
+        "--limit",
+        metavar="ULPS",
+        type=float,
+        default=HIDDEN_LIMIT_BF16_ULPS,
+        help=f"bound of hidden states (default: {HIDDEN_LIMIT_BF16_ULPS:g} BF16 ulps)",
+    )
+    parser.add_argument(
+        "--tables",
+        metavar="FILE.toml",
+        type=Path,
+        help="binds the engine's tables (default: the store's own)",
+    )
+    parser.add_argument(
+        "--placement",
+        choices=("host", "device"),
+        default="host",
+        help="of the tables, without --tables (default: host)",
+    )
+    parser.add_argument("--png", metavar="FILE", type=Path, help="write the histogram of ulps")
+    parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    console.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    store = open_store(args.store, checkpoint=args.checkpoint)
+    with _tables(args, store), console.status(args) as note:
+        note("loading the engine")
+        engine = Engine(args.engine)
+        check_engine(engine, store)
+        comparisons = _compare(args, store, engine, note)
+    if args.png is not None:
+        from ..compare.plot import write_histogram
+
+        write_histogram(args.png, comparisons)
+    _print(args, comparisons)
+    return 0 if all(comparison.passed for comparison in comparisons) else 1
+
+
+def _tables(args: argparse.Namespace, store: Store) -> contextlib.AbstractContextManager[Tables]:
+    if args.tables is not None:
+        return Tables.from_toml(args.tables)
+    return Tables.of_store(store, placement=args.placement)
+
+
+def _compare(
+    args: argparse.Namespace, store: Store, engine: Engine, note: Callable[[str], None]
+) -> list[Comparison]:
+    options = ModelOptions(
+        hidden_dtype=engine.inputs[hidden_name(store.config.layer_ids[0])].dtype,
+        history="explicit" if "lookback_ids" in engine.inputs else "whole_prompt",
+    )
+    text = None if args.text is None else read_text(args.text)
+    reference, parts = Reference(store), []
+    feeds = make_feeds(store, args.sizes, text=text, options=options, seed=args.seed)
+    for feed, (num_tokens, num_requests) in zip(feeds, args.sizes, strict=True):
+        note(f"{num_tokens} tokens in {num_requests} requests")
+        profile = engine.find_profile({name: array.shape for name, array in feed.items()})
+        found = engine.execution(profile).run(feed)
+        parts.append(compare(found, reference(feed), args.limit))
+    return merge(parts)
+
+
+def _print(args: argparse.Namespace, comparisons: list[Comparison]) -> None:
+    if args.json:
+        passed = all(comparison.passed for comparison in comparisons)
+        outputs = [comparison.to_json() for comparison in comparisons]
+        console.print_json({"passed": passed, "outputs": outputs})
+        return
+    headings = ("output", ">values", ">different", ">max", ">mean", ">max ulps", "bound", "")
+    rows = [
+        (
+            one.name,
+            one.count,
+            one.num_different,
+            f"{one.max_abs:.3g}",
+            f"{one.mean_abs:.3g}",
+            f"{one.max_ulps:.3g}" if one.histogram else "",
+            bound(one),
+            verdict(one),
+        )
+        for one in comparisons
+    ]
+    console.print_table(headings, rows)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text through an engine of builder.engine.build, chunk by chunk: `run --engine`'s work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_engram.builder.model import hidden_name, hidden_out_name, rows_name
+from trtllm_engram.plugins.errors import InputError
+
+from . import ops
+from .engine import Engine, Execution
+from .hidden import HiddenSource
+from .session import Chunk
+from .store import Store
+
+Host = npt.NDArray[Any]
+
+
+class EngineSession:
+    """Like EngramSession.run, with an engine. Its tables must be bound.
+
+    The engine's next_lookback_ids carry each chunk's past to the next. An engine with no output
+    hash_ids or rows yields those of the CPU ops instead, which are the same bits.
+    """
+
+    def __init__(self, engine: Engine, store: Store) -> None:
+        self.engine = engine
+        self.store = store
+        self.device = f"cuda:{engine.device}"
+        self._executions: dict[int, Execution] = {}
+        check_engine(engine, store)
+
+    def run(
+        self, token_ids: npt.NDArray[np.int32], hidden: HiddenSource, chunk: int = 1024
+    ) -> Iterator[Chunk]:
+        """One text through every layer, `chunk` tokens at a time."""
+        if chunk < 1:
+            raise InputError(f"chunk: expected at least 1 token, found {chunk}")
+        explicit = "lookback_ids" in self.engine.inputs
+        if not explicit and token_ids.size > chunk:
+            raise InputError(
+                f"chunk: expected all {token_ids.size} tokens, as this engine takes no lookback, "
+                f"found {chunk}"
+            )
+        lookback = np.full((1, self.store.config.max_ngram_size - 1), -1, np.int32)
+        for start in range(0, token_ids.size, chunk):
+            stop = min(start + chunk, token_ids.size)
+            inputs: dict[str, Host] = {
+                "token_ids": token_ids[start:stop],
+                "positions": np.arange(start, stop, dtype=np.int64),
+                "cu_seqlens": np.array([0, stop - start], np.int32),
+            }
+            if explicit:
+                inputs["lookback_ids"] = lookback
+            for layer_id in self.store.config.layer_ids:
+                inputs[hidden_name(layer_id)] = hidden(layer_id, start, stop)
+            outputs = self._execution(inputs).run(inputs)
+            yield self._chunk(start, stop, inputs, outputs)
+            lookback = outputs.get("next_lookback_ids", lookback)
+
+    def _execution(self, inputs: dict[str, Host]) -> Execution:
+        profile = self.engine.find_profile({name: array.shape for name, array in inputs.items()})
+        if profile not in self._executions:
+            self._executions[profile] = self.engine.execution(profile)
+        return self._executions[profile]
+
+    def _chunk(
+        self, start: int, stop: int, inputs: dict[str, Host], outputs: dict[str, Host]
+    ) -> Chunk:
+        ids = outputs.get("hash_ids")
+        if ids is None:
+            ids = ops.hash_ids(
+                self.store.layout,
+                self.store.token_map,
+                inputs["token_ids"],
+                inputs["positions"],
+                inputs["cu_seqlens"],
+                lookback_ids=inputs.get("lookback_ids"),
+            )
+        rows, hidden = {}, {}
+        for index, layer_id in enumerate(self.store.config.layer_ids):
+            found = outputs.get(rows_name(layer_id))
+            if found is None:
+                table = self.store.table(layer_id)
+                found = ops.lookup(table.values, table.scales, ids[:, index])
+            rows[layer_id] = found
+            hidden[layer_id] = outputs[hidden_out_name(layer_id)]
+        return Chunk(start, stop, ids, rows, hidden)
+
+
+def check_engine(engine: Engine, store: Store) -> None:
+    """Refuses an engine that is not one of build() for this store's sizes."""
+    config = store.config
+    expected = {
+        hidden_name(layer_id): (None, config.hc_mult, config.hidden_size)
+        for layer_id in config.layer_ids
+    }
+    for name, shape in {"token_ids": (None,), **expected}.items():
+        if name not in engine.inputs:
+            raise InputError(
+                f"engine: expected an input {name} for this store, found {', '.join(engine.inputs)}"
+            )
+        if engine.inputs[name].shape != shape:
+            sizes = [size or "any" for size in engine.inputs[name].shape]
+            raise InputError(
+                f"engine: {name}: expected a hidden size of {list(shape[1:])}, found {sizes}"
+            )
