@@ -22,6 +22,7 @@ from trtllm_engram.plugins.errors import EngramError, InputError
 RIGHT: dict[str, dict[str, Any]] = {
     "EngramHash": {"pad_token_id": 2, "history": "explicit"},
     "EngramLookup": {"table": "engram.1", "fingerprint": "a" * 64, "layer": 1, "head_dim": 256},
+    "EngramPrefetch": {"table": "engram.1", "fingerprint": "a" * 64, "layer": 1, "head_dim": 256},
     "EngramProject": {"weight_layout": "row_major"},
     "EngramGate": {"eps": 1e-6},
 }

@@ -38,7 +38,7 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
 };
 
 std::vector<const OpSpec*> op_specs() {
-  return {&hash_spec(), &lookup_spec(), &project_spec(), &gate_spec()};
+  return {&hash_spec(), &lookup_spec(), &prefetch_spec(), &project_spec(), &gate_spec()};
 }
 
 //! One for each plugin, for the life of the process: whoever tears down last may still ask them.

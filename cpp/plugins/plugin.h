@@ -87,6 +87,7 @@ FieldSpec format_version_field();
 //! All plugins of this library, each defined in its <op>_plugin.cpp.
 const OpSpec& hash_spec();
 const OpSpec& lookup_spec();
+const OpSpec& prefetch_spec();
 const OpSpec& project_spec();
 const OpSpec& gate_spec();
 

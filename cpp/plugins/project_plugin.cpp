@@ -10,9 +10,6 @@ namespace {
 
 using nvinfer1::DataType;
 
-constexpr int kBytesPerWord =
-    4;  // TensorRT has no type for raw bytes: four to an INT32, in memory order
-
 //! Letters: T tokens, I inputs, O outputs, J = I/4 words of a weight row, S words of all scales.
 class ProjectOp final : public Op {
  public:

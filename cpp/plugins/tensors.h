@@ -37,6 +37,9 @@ class PerLetter {
 
 constexpr int64_t kUnknownSize = -1;
 
+//! TensorRT has no type for raw bytes: four to an INT32, in memory order.
+constexpr int kBytesPerWord = 4;
+
 //! kUnknownSize while TensorRT does not know a dimension, and for letters that no tensor has.
 using Sizes = PerLetter<int64_t>;
 using SizeExprs = PerLetter<const nvinfer1::IDimensionExpr*>;

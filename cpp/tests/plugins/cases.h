@@ -15,6 +15,11 @@ inline const std::map<std::string, Fields>& right_fields() {
         {"fingerprint", std::string(64, 'a')},
         {"layer", 1},
         {"head_dim", 256}}},
+      {"EngramPrefetch",
+       {{"table", std::string("engram.1")},
+        {"fingerprint", std::string(64, 'a')},
+        {"layer", 1},
+        {"head_dim", 256}}},
       {"EngramProject", {{"weight_layout", std::string("row_major")}}},
       {"EngramGate", {{"eps", 1e-6F}}},
   };

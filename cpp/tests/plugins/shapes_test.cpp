@@ -133,6 +133,26 @@ TEST_CASE("lookup: what does not fit") {
   CHECK(take_log().find("hash_ids: expected type INT32, found INT64") != std::string::npos);
 }
 
+TEST_CASE("prefetch and the lookup that waits") {
+  const Shapes ids{{-7, 2, 24}};
+  CHECK(make("EngramPrefetch").shapes(ids) == Shapes{{7, 6144}});
+  CHECK(make("EngramPrefetch").types({kI32}) == std::vector{kBf16});
+  const Plugin lookup = make("EngramLookup", {{"prefetched", 1}});
+  CHECK(lookup.shapes({{-7, 2, 24}, {-7, 6144}}) == Shapes{{7, 6144}});
+  CHECK(lookup.types({kI32, kBf16}) == std::vector{kBf16});
+  check_refused(lookup, {{7, 2, 24}, {}}, 1, {7, 6143},
+                "rows dimension 1: expected 6144, found 6143");
+  check_refused(lookup, {{7, 2, 24}, {}}, 1, {6, 6144}, "rows: expected size 7 in dimension 0");
+  const Fields mxfp8{{"output", std::string("mxfp8_linear")}, {"prefetched", 1}};
+  const Plugin scaled = make("EngramLookup", mxfp8);
+  CHECK(scaled.shapes({{-7, 2, 24}, {-7, 6144}, {-7, 48}}) == Shapes{{7, 6144}, {7, 48}});
+  CHECK(scaled.types({kI32, DataType::kFP8, kI32}) == std::vector{DataType::kFP8, kI32});
+  check_refused(scaled, {{7, 2, 24}, {7, 6144}, {}}, 2, {7, 47},
+                "scales dimension 1: expected 48, found 47");
+  CHECK(make("EngramPrefetch").enqueue_nothing({{0, 2, 24}}) == 0);
+  CHECK(lookup.enqueue_nothing({{0, 2, 24}, {0, 6144}}) == 0);
+}
+
 TEST_CASE("project") {
   const Plugin plugin = make("EngramProject");
   const Shapes right{{-7, 6144}, {25600, 1536}, {800 * 192 / 4}};

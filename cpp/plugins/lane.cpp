@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lane.h"
+
+#include <map>
+#include <mutex>
+
+#include "cuda_support.h"
+
+namespace engram::plugins {
+
+class SideStream {
+ public:
+  SideStream() {
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "side stream");
+  }
+  ~SideStream() { cudaStreamDestroy(stream); }
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+
+  cudaStream_t stream = nullptr;
+};
+
+namespace {
+
+using LaneKey = std::pair<const void*, std::string>;
+
+//! Weak: plugins attached to a context hold its lanes, so a context's address may be used again
+//! after it.
+struct Lanes {
+  std::mutex mutex;
+  std::map<const void*, std::weak_ptr<SideStream>> streams;
+  std::map<LaneKey, std::weak_ptr<PrefetchLane>> lanes;
+};
+
+Lanes& all_lanes() {
+  static auto* const lanes =
+      new Lanes();  // outlives engines that are torn down while the process exits
+  return *lanes;
+}
+
+template <typename Map, typename Make>
+auto find_or_make(Map* map, const typename Map::key_type& key, const Make& make) {
+  std::erase_if(*map, [](const auto& entry) { return entry.second.expired(); });
+  auto found = (*map)[key].lock();
+  if (found == nullptr) (*map)[key] = found = make();
+  return found;
+}
+
+cudaEvent_t make_event() {
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event of a side stream");
+  return event;
+}
+
+}  // namespace
+
+std::shared_ptr<PrefetchLane> PrefetchLane::of(const void* context, const std::string& table) {
+  Lanes& lanes = all_lanes();
+  const std::lock_guard lock(lanes.mutex);
+  const RelaxedCapture relaxed;
+  return find_or_make(&lanes.lanes, {context, table}, [&] {
+    return std::make_shared<PrefetchLane>(
+        find_or_make(&lanes.streams, context, [] { return std::make_shared<SideStream>(); }));
+  });
+}
+
+PrefetchLane::PrefetchLane(std::shared_ptr<SideStream> side) : side_(std::move(side)) {
+  forked_ = make_event();
+  done_ = make_event();
+}
+
+PrefetchLane::~PrefetchLane() {
+  cudaEventDestroy(forked_);
+  cudaEventDestroy(done_);
+}
+
+cudaStream_t PrefetchLane::side_stream() const { return side_->stream; }
+
+cudaError_t PrefetchLane::fork(cudaStream_t main) const {
+  const cudaError_t code = cudaEventRecord(forked_, main);
+  return code != cudaSuccess ? code : cudaStreamWaitEvent(side_->stream, forked_, 0);
+}
+
+cudaError_t PrefetchLane::done() const { return cudaEventRecord(done_, side_->stream); }
+
+cudaError_t PrefetchLane::wait(cudaStream_t main) const {
+  return cudaStreamWaitEvent(main, done_, 0);
+}
+
+}  // namespace engram::plugins

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file rows_op.h
+//! What EngramLookup and EngramPrefetch share: fields, outputs and the gather from a named table.
+#pragma once
+
+#include "engram/table.h"
+#include "plugin.h"
+
+namespace engram::plugins {
+
+//! Letters: T tokens, L layers, C columns, R values or words of a token, Q scale words (of a token
+//! where the order is linear).
+class RowsOp : public Op {
+ public:
+  explicit RowsOp(const FieldValues& fields);
+
+  void check(const Sizes& sizes) const override;
+  void derive(const Sizes& sizes, SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override;
+  void attach(const Attachment& attachment) override;
+
+  //! The fields of both plugins.
+  static FieldSpecs field_specs();
+
+ protected:
+  const std::string& table_name() const { return table_name_; }
+  //! hash_ids, as an input.
+  static TensorSpec ids_spec();
+  //! Rows, or values and scales.
+  TensorSpecs row_specs() const;
+  //! Bytes of an output; 0 is rows or values, 1 scales.
+  size_t output_bytes(size_t output, const Sizes& sizes) const;
+  //! Gathers into outputs on a stream; zeros where the table is not bound (while building).
+  cudaError_t gather(const Sizes& sizes, const void* hash_ids, void* const* outputs,
+                     cudaStream_t stream) const;
+
+ private:
+  std::string table_name_;
+  std::string fingerprint_;
+  int32_t layer_;
+  int32_t layer_idx_;
+  int32_t head_dim_;
+  int32_t form_;
+  bool as_words_;
+  std::shared_ptr<const Table> table_;
+  TableView view_;
+};
+
+}  // namespace engram::plugins
