@@ -24,21 +24,33 @@ Host = npt.NDArray[Any]
 class EngineSession:
     """Like EngramSession.run, with an engine. Its tables must be bound.
 
-    The engine's next_lookback_ids carry each chunk's past to the next. An engine with no output
-    hash_ids or rows yields those of the CPU ops instead, which are the same bits.
+    The engine's next_lookback_ids carry each chunk's past to the next. Chunks hold the rows where
+    the engine gives them out (builder.model's check_outputs); row ids are the CPU's where it has
+    none.
     """
 
     def __init__(self, engine: Engine, store: Store) -> None:
         self.engine = engine
         self.store = store
         self.device = f"cuda:{engine.device}"
+        self._layer_ids = store.config.layer_ids
         self._executions: dict[int, Execution] = {}
         check_engine(engine, store)
 
+    @property
+    def has_rows(self) -> bool:
+        return all(rows_name(layer_id) in self.engine.outputs for layer_id in self._layer_ids)
+
     def run(
-        self, token_ids: npt.NDArray[np.int32], hidden: HiddenSource, chunk: int = 1024
+        self,
+        token_ids: npt.NDArray[np.int32],
+        hidden: HiddenSource,
+        chunk: int = 1024,
+        dead: npt.NDArray[np.bool_] | None = None,
     ) -> Iterator[Chunk]:
-        """One text through every layer, `chunk` tokens at a time."""
+        """One text through every layer, `chunk` tokens at a time; none of them may be dead."""
+        if dead is not None and dead.any():
+            raise InputError("dead: expected no dead tokens, as engines of build take none")
         if chunk < 1:
             raise InputError(f"chunk: expected at least 1 token, found {chunk}")
         explicit = "lookback_ids" in self.engine.inputs
@@ -57,7 +69,7 @@ class EngineSession:
             }
             if explicit:
                 inputs["lookback_ids"] = lookback
-            for layer_id in self.store.config.layer_ids:
+            for layer_id in self._layer_ids:
                 inputs[hidden_name(layer_id)] = hidden(layer_id, start, stop)
             outputs = self._execution(inputs).run(inputs)
             yield self._chunk(start, stop, inputs, outputs)
@@ -83,12 +95,9 @@ class EngineSession:
                 lookback_ids=inputs.get("lookback_ids"),
             )
         rows, hidden = {}, {}
-        for index, layer_id in enumerate(self.store.config.layer_ids):
-            found = outputs.get(rows_name(layer_id))
-            if found is None:
-                table = self.store.table(layer_id)
-                found = ops.lookup(table.values, table.scales, ids[:, index])
-            rows[layer_id] = found
+        for layer_id in self._layer_ids:
+            if rows_name(layer_id) in outputs:
+                rows[layer_id] = outputs[rows_name(layer_id)]
             hidden[layer_id] = outputs[hidden_out_name(layer_id)]
         return Chunk(start, stop, ids, rows, hidden)
 

@@ -90,7 +90,7 @@ class EngramSession:
         self.store = store
         self.config = store.config
         self.device = device
-        self._ordinal = _parse_device(device)
+        self._ordinal = parse_device(device)
         self._tables = {layer_id: store.table(layer_id) for layer_id in store.config.layer_ids}
         self._weights = {layer_id: store.weights(layer_id) for layer_id in store.config.layer_ids}
         self._requests: dict[Hashable, _Past] = {}
@@ -282,7 +282,7 @@ class _LayerIds:
         }
 
 
-def _parse_device(device: str) -> int | None:
+def parse_device(device: str) -> int | None:
     """The CUDA ordinal, None for the CPU."""
     if device == CPU:
         return None

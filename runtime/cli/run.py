@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,15 @@ import numpy.typing as npt
 from trtllm_engram.builder import EngramConfig
 from trtllm_engram.builder.files import write_aside, write_at
 from trtllm_engram.builder.safetensors_file import TensorEntry, TensorSpec, create_file
+from trtllm_engram.plugins.errors import InputError
 
 from ..devices import AUTO, choose_device
+from ..engine import Engine
+from ..engine_session import EngineSession
 from ..hidden import FileHidden, HiddenSource, SeededHidden
-from ..session import Chunk, EngramSession
-from ..store import open_store
+from ..session import Chunk, EngramSession, parse_device
+from ..store import Store, open_store
+from ..tables import Tables
 from . import console
 from .tokens import add_token_arguments, read_tokens
 
@@ -51,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="OUT.safetensors", type=Path, required=True)
     parser.add_argument("--device", default=AUTO, help="auto (default), cpu or cuda:N")
     parser.add_argument(
+        "--engine", metavar="PLAN", type=Path, help="run an engine of `build` instead of the ops"
+    )
+    parser.add_argument(
         "--chunk", metavar="N", type=int, default=1024, help="tokens at a time (default: 1024)"
     )
     hidden = parser.add_mutually_exclusive_group()
@@ -71,13 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
     ids, dead = read_tokens(args, store.tokenizer_json)
-    session = EngramSession(store, choose_device(args.device))
     hidden: HiddenSource = SeededHidden(store.config, args.seed)
     if args.hidden is not None:
         hidden = FileHidden(args.hidden, store.config, ids.size)
     started = time.perf_counter()
     seen: dict[int, list[npt.NDArray[np.int32]]] = {layer: [] for layer in store.config.layer_ids}
-    with write_aside(args.output) as scratch:
+    with _session(args, store) as session, write_aside(args.output) as scratch:
         entries = create_file(scratch, _specs(store.config, ids.size, hidden, args.rows))
         with (
             _Writer(scratch, entries, args.rows) as writer,
@@ -98,6 +106,23 @@ def run(args: argparse.Namespace) -> int:
     )
     _print(args, summary, store.config)
     return 0
+
+
+@contextlib.contextmanager
+def _session(args: argparse.Namespace, store: Store) -> Iterator[EngramSession | EngineSession]:
+    if args.engine is None:
+        yield EngramSession(store, choose_device(args.device))
+        return
+    ordinal = 0 if args.device == AUTO else parse_device(args.device)
+    if ordinal is None:
+        raise InputError(f"--device: expected cuda:N with --engine, found {args.device}")
+    with Tables.of_store(store):
+        session = EngineSession(Engine(args.engine, ordinal), store)
+        if args.rows and not session.has_rows:
+            raise InputError(
+                f"{args.engine}: expected rows, built with --check-outputs, for --rows"
+            )
+        yield session
 
 
 def _specs(
