@@ -20,6 +20,16 @@ constexpr int64_t kFormatVersion = 1;
 constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 constexpr size_t kMaxShownBytes = 60;
 
+//! A value for an error's text. Never more than one level deep: dump() calls itself for each.
+std::string shown(const json& value) {
+  const bool nested =
+      value.is_structured() && std::any_of(value.begin(), value.end(),
+                                           [](const json& item) { return item.is_structured(); });
+  if (nested) return concat("a nested ", value.type_name());
+  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  return text.size() <= kMaxShownBytes ? text : text.substr(0, kMaxShownBytes) + "...";
+}
+
 //! A JSON object from outside, read key by key; errors name the place.
 class Fields {
  public:
@@ -65,11 +75,6 @@ class Fields {
   bool is_null(const char* key) const { return object_.value(key, json()).is_null(); }
 
  private:
-  static std::string shown(const json& value) {
-    const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-    return text.size() <= kMaxShownBytes ? text : text.substr(0, kMaxShownBytes) + "...";
-  }
-
   const json& object_;
   std::string where_;
 };
@@ -90,7 +95,7 @@ FileRange read_part(const Fields& part, const char* dtype, int64_t num_rows, int
   const json shape = json::array({num_rows, row_bytes});
   ENGRAM_CHECK(part.at("shape", &json::is_array, "a list") == shape, part.where(),
                ": shape: expected ", shape.dump(), ", found ",
-               part.at("shape", &json::is_array, "a list").dump());
+               shown(part.at("shape", &json::is_array, "a list")));
   ENGRAM_CHECK(part.text("dtype") == dtype, part.where(), ": dtype: expected ", dtype, ", found ",
                part.text("dtype"));
   const std::string root = part.text("root");
@@ -147,7 +152,7 @@ TableInfo read_table_info(const std::string& store, int32_t layer, const std::st
   const json& layers = manifest.at("layers", &json::is_array, "a list");
   const auto found = std::find(layer_ids.begin(), layer_ids.end(), json(layer));
   ENGRAM_CHECK(found != layer_ids.end(), path, ": expected a table of layer ", layer,
-               ", found those of layers ", layer_ids.dump());
+               ", found those of layers ", shown(layer_ids));
   const auto index = static_cast<size_t>(found - layer_ids.begin());
   ENGRAM_CHECK(
       index < num_rows.size() && index < layers.size() && num_rows[index].is_number_integer(), path,
