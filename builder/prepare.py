@@ -139,7 +139,7 @@ def _refer_to_tables(
 
 def _copy_tables(
     store: Path,
-    source: Checkpoint,  # noqa: ARG001 - the same arguments as _refer_to_tables
+    source: Checkpoint,  # the same arguments as _refer_to_tables
     tables: _Entries,
     progress: Progress | None,
     num_threads: int | None,
