@@ -9,6 +9,7 @@ EngineBuilder is the same for networks of your own (builder.network). Building n
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -96,9 +97,10 @@ class EngineBuilder:
         version_compatible: bool = False,
         timing_cache: str | os.PathLike[str] | None = None,
     ) -> None:
+        _require_gpu()
         self.trt = trt = import_tensorrt()
         with told("building") as failure:
-            builder = failure.check(_builder(trt, failure))
+            builder = failure.check(trt.Builder(tensorrt_logger()))
             register(trt)
             flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
             self.network = builder.create_network(0 if flag is None else 1 << int(flag))
@@ -164,12 +166,16 @@ class EngineBuilder:
             scratch.write_bytes(self.config.get_timing_cache().serialize())
 
 
-def _builder(trt: Any, failure: Any) -> Any:
+def _require_gpu() -> None:
+    """TensorRT's builder ends the process where there is none."""
+    count = ctypes.c_int()
     try:
-        return trt.Builder(tensorrt_logger())
-    except (TypeError, RuntimeError) as error:  # pybind11's words for a null pointer
-        why = failure.text() if failure.lines else error
-        raise EngramError(f"building: expected a CUDA device, TensorRT says: {why}") from None
+        cuda = ctypes.CDLL("libcuda.so.1")
+        failed = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    except OSError:
+        failed = True
+    if failed or count.value == 0:
+        raise EngramError("building: expected a CUDA device, found none")
 
 
 def _timing_cache_file(trt: Any, chosen: str | os.PathLike[str] | None) -> Path | None:

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What building and engines refuse, and how they say it; progress, interruption, timing cache."""
+
+import numpy as np
+import pytest
+from engine_cases import MAX_TOKENS, build_plan, check, feed_of
+from engines import V4_COLUMNS, on_gpu, small_store
+
+from trtllm_engram.builder.layers import EngramLayer
+from trtllm_engram.builder.model import ModelOptions, hidden_name
+from trtllm_engram.plugins.errors import EngramError, InputError
+from trtllm_engram.runtime import Tables
+
+pytest_plugins = "engine_fixtures"
+
+
+def test_projection_is_checked(store):
+    with pytest.raises(InputError, match=r"^projection: expected one of plugin, tensorrt, fp8"):
+        EngramLayer(store, 1, projection="cublas")
+    with pytest.raises(InputError, match=r"^rows_amax: expected a positive number for fp8"):
+        EngramLayer(store, 1, projection="fp8")
+
+
+@pytest.mark.parametrize("changes", [{"hidden_dtype": "int8"}, {"history": "kv"}])
+def test_options_are_checked(changes):
+    with pytest.raises(InputError, match=r"expected one of .*, found '"):
+        ModelOptions(**changes)
+
+
+def test_profiles_are_checked():
+    from trtllm_engram.builder.engine import default_profiles
+
+    with pytest.raises(InputError, match=r"^prefill: max_tokens: expected 1 to 2147483647, found"):
+        default_profiles(8, 0)
+
+
+def test_no_gpu_is_one_line(store):
+    from trtllm_engram.builder.engine import build
+    from trtllm_engram.runtime.devices import why_no_gpu
+    from trtllm_engram.runtime.engine import Engine
+
+    if not why_no_gpu():
+        pytest.skip("there is a GPU")
+    with pytest.raises(EngramError, match=r"^building: expected a CUDA device, found none$"):
+        build(store, "never.plan")
+    with pytest.raises(EngramError, match=r"^engine: expected a usable GPU: "):
+        Engine(b"")
+
+
+@on_gpu
+def test_unbound_table(plan):
+    """The text names the table that was looked for and what there is."""
+    from trtllm_engram.runtime.engine import Engine
+
+    with pytest.raises(EngramError, match=r"table 'engram_\d+': expected a bound name, found no"):
+        Engine(plan).execution()
+
+
+@on_gpu
+def test_building_needs_no_table_and_opens_none(store):
+    from trtllm_engram.runtime.tables import describe_tables
+
+    build_plan(store, "unbound.plan", tables={1: "nowhere"})
+    assert describe_tables() == {}
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("changes", "layer", "expected"),
+    [
+        ({"engram_vocab_size": 181}, 1, "expected layout fingerprint"),
+        ({}, 14, "layer: expected 1, found 14"),
+    ],
+    ids=["fingerprint", "layer"],
+)
+def test_wrong_table(store, plan, tmp_path, changes, layer, expected):
+    from trtllm_engram.runtime.engine import Engine
+
+    other = small_store(tmp_path, **{**V4_COLUMNS, "layers": (1, 14), **changes})
+    with Tables() as tables:
+        tables.bind("engram_1", other, layer=layer)
+        tables.bind("engram_14", store, layer=14)
+        with pytest.raises(EngramError, match=expected):
+            Engine(plan).execution()
+
+
+@on_gpu
+def test_tables_shared_and_outliving_their_names(store, plan):
+    """Two engines on one table, which stays while they use it, though its name is free again."""
+    from trtllm_engram.runtime.engine import Engine
+
+    feed = feed_of(store, 5, 2)
+    with Tables.of_store(store):
+        executions = [Engine(plan).execution(1) for _ in range(2)]
+    for execution in executions:
+        check(store, feed, execution.run(feed))
+    with Tables.of_store(store), pytest.raises(InputError, match="expected a free name"):
+        Tables.of_store(store)
+
+
+def _drop(feed):
+    del feed["positions"]
+
+
+def _rename(feed):
+    feed["position"] = feed.pop("positions")
+
+
+def _half(feed):
+    feed[hidden_name(1)] = feed[hidden_name(1)].astype(np.float16)
+
+
+def _long_ids(feed):
+    feed["token_ids"] = feed["token_ids"].astype(np.int64)
+
+
+def _too_many(feed):
+    feed["token_ids"] = np.zeros(MAX_TOKENS + 1, np.int32)
+
+
+def _flat(feed):
+    feed[hidden_name(1)] = feed[hidden_name(1)].reshape(5, -1)
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (_drop, "engine: positions: expected int64"),
+        (_rename, "engine: expected inputs of token_ids, .*found 'position'"),
+        (_half, r"engine: layers\.1\.hidden: expected bfloat16 or uint16 .*found float16"),
+        (_long_ids, r"engine: token_ids: expected int32 \[any\], found int64"),
+        (_too_many, r"token_ids: expected a shape from \[0\] to \[131\] in profile 1"),
+        (_flat, r"engine: layers\.1\.hidden: expected .*, found bfloat16 \[5, 640\]"),
+    ],
+)
+def test_wrong_inputs(store, engine, spoil, expected):
+    feed = feed_of(store, 5, 2)
+    spoil(feed)
+    with pytest.raises(InputError, match=expected):
+        engine.execution(1).run(feed)
+
+
+@on_gpu
+def test_tensors_of_different_lengths(store, engine):
+    """Four tokens' streams for five tokens' ids."""
+    feed = feed_of(store, 5, 2)
+    feed[hidden_name(1)] = feed[hidden_name(1)][:4]
+    with pytest.raises((EngramError, InputError)):
+        engine.execution(1).run(feed)
+
+
+@on_gpu
+def test_bad_token_id_is_told_once(store, engine):
+    """The step goes on with no rows for that token; the next call tells."""
+    feed = feed_of(store, 5, 2)
+    good = feed["token_ids"].copy()
+    feed["token_ids"][3] = 1_000_000_000
+    execution = engine.execution(1)
+    with pytest.raises(EngramError, match="token"):
+        execution.run(feed)
+    feed["token_ids"] = good
+    check(store, feed, execution.run(feed))
+
+
+@on_gpu
+@pytest.mark.parametrize("content", [b"", b"no plan at all" * 100])
+def test_no_plan(tmp_path, content):
+    from trtllm_engram.runtime.engine import Engine
+
+    path = tmp_path / "bad.plan"
+    path.write_bytes(content)
+    with pytest.raises(EngramError, match=r"bad\.plan: TensorRT failed: "):
+        Engine(path)
+
+
+# Building.
+
+
+@on_gpu
+def test_progress_and_timing_cache(store, tmp_path):
+    steps = []
+    cache = tmp_path / "timings"
+    options = {"timing_cache": cache, "projection": "tensorrt"}
+    build_plan(store, "cached.plan", progress=lambda *step: steps.append(step), **options)
+    assert steps
+    assert all(0 < done <= total for done, total in steps)
+    first = cache.read_bytes()
+    assert first
+    build_plan(store, "cached.plan", **options)
+    cache.write_bytes(b"not a timing cache")
+    build_plan(store, "cached.plan", **options)
+    assert len(cache.read_bytes()) >= len(first) // 2
+
+
+@on_gpu
+def test_interrupted_build_leaves_nothing(store):
+    def stop(_done, _total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_plan(store, "stopped.plan", progress=stop)
+    assert not [path for path in store.path.parent.iterdir() if "stopped" in path.name]

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""builder.network: nodes without TensorRT; on a GPU an engine of each function against the ops."""
+
+import generators
+import ml_dtypes
+import numpy as np
+import pytest
+from engines import V4_COLUMNS, bits, on_gpu, run_network, small_store, tensor_bytes
+from generators import HASH_INPUTS
+
+from trtllm_engram.builder import nodes
+from trtllm_engram.plugins.errors import EngramError, InputError
+from trtllm_engram.plugins.registration import field_arrays, plugin_fields
+from trtllm_engram.runtime import Tables, open_store, ops
+
+BF16 = ml_dtypes.bfloat16
+CASES = [
+    (name, case) for name in ("hash_full", "hash_tiny") for case in ("fresh", "decode", "dead")
+]
+CASES += [("hash_full", "chunk"), ("hash_tiny", "chunk")]
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(4)
+
+
+def bf16(rng, *shape):
+    return generators.bf16(rng, *shape).view(BF16)
+
+
+# Nodes, on any machine.
+
+
+def every_node(rng):
+    weight, scale = generators.fp8_weights(rng, 96, 64)
+    layout = generators.small_layout()
+    hashed = ("token_ids", "positions", "cu_seqlens", "lookback_ids", "lookback_dead", "dead_mask")
+    return [
+        nodes.hash_node(layout, generators.small_token_map(), *hashed, next_lookback=True),
+        nodes.hash_node(layout, "token_map", "token_ids", "positions"),
+        nodes.lookup_node("ids", table="t", fingerprint="0" * 64, layer=1, head_dim=64),
+        nodes.project_node("x", weight, scale),
+        nodes.gate_node("hidden", "kv", "q", "k", 1e-6, "mask", in_place=True),
+    ]
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_fields_are_the_plugins(rng, index):
+    """Every name and type is one that the library declares, and no required field is missing."""
+    node = every_node(rng)[index]
+    if not plugin_fields():
+        pytest.skip("a CPU-only library has no plugins")
+    assert field_arrays(node.op, dict(node.fields)).keys() == node.fields.keys()
+
+
+def test_inputs_are_in_the_plugins_order(rng):
+    whole, least = every_node(rng)[:2]
+    constants = ["multipliers", "primes", "offsets"]
+    past = ["lookback_ids", "lookback_dead", "dead_mask"]
+    tokens = ["token_ids", "positions", "cu_seqlens", "token_map"]
+    assert list(whole.inputs) == tokens + past + constants
+    assert list(least.inputs) == ["token_ids", "positions", "token_map", *constants]
+    assert least.fields["history"] == "whole_prompt"
+    assert least.outputs == ("hash_ids",)
+
+
+def test_lookback_dead_needs_lookback_ids():
+    with pytest.raises(InputError, match=r"^hash_ids: lookback_ids: expected with lookback_dead"):
+        nodes.hash_node(generators.small_layout(), "map", "ids", "positions", lookback_dead="dead")
+
+
+@pytest.mark.parametrize("out_features", [1, 33, 96])
+def test_words_are_the_bytes(rng, out_features):
+    """Also where the scales do not fill their last word."""
+    weight, scale = generators.fp8_weights(rng, out_features, 96)
+    node = nodes.project_node("x", weight, scale)
+    assert node.inputs["weight"].shape == (out_features, 24)
+    np.testing.assert_array_equal(node.inputs["weight"].view(np.uint8), weight)
+    words = node.inputs["scale"].view(np.uint8)
+    np.testing.assert_array_equal(words[: scale.size], scale.ravel())
+    assert words.size == -(-scale.size // 4) * 4
+
+
+def test_project_refuses_weights_that_do_not_fit(rng):
+    weight, scale = generators.fp8_weights(rng, 64, 64)
+    with pytest.raises(InputError, match=r"^project: scale: expected E8M0 bytes \[2, 2\], found"):
+        nodes.project_node("x", weight, scale[:, :1])
+    with pytest.raises(InputError, match=r"^project: weight: expected FP8 bytes \[out, in\]"):
+        nodes.project_node("x", weight[:, :60], scale)
+
+
+@pytest.mark.parametrize("out_features", [1, 31, 64, 100])
+def test_dequantize(rng, out_features):
+    """The same BF16 as a lookup makes of a row with one scale per 32 values."""
+    weight, scale = generators.fp8_weights(rng, out_features, 96)
+    row_scales = np.repeat(scale, 32, axis=0)[:out_features]
+    ids = np.arange(out_features, dtype=np.int32)[:, None]
+    expected = ops.lookup(weight, np.ascontiguousarray(row_scales), ids)
+    np.testing.assert_array_equal(bits(nodes.dequantize(weight, scale)), bits(expected))
+
+
+# Engines.
+
+
+@on_gpu
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_hash_golden(name, case):
+    from trtllm_engram.builder import network
+
+    arrays, _ = generators.golden(name)
+    layout, token_map = generators.golden_layout(name), generators.golden_token_map()
+    inputs = {key: arrays[f"{case}.{key}"] for key in HASH_INPUTS}
+
+    def make(net, **tensors):
+        made = network.hash_ids(net, layout, token_map, **tensors, next_lookback=True)
+        return {"ids": made.ids, "next": made.next_lookback_ids}
+
+    found = run_network(make, inputs, least={"cu_seqlens": 1})
+    np.testing.assert_array_equal(found["ids"], arrays[f"{case}.hash_ids"])
+    expected = np.full_like(inputs["lookback_ids"], -7)
+    ops.hash_ids(layout, token_map, **inputs, next_lookback_out=expected)
+    np.testing.assert_array_equal(found["next"], expected)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_hash_without_boundaries(rng, dtype):
+    """One token per request, whole prompts: neither cu_seqlens nor lookback."""
+    from trtllm_engram.builder import network
+
+    layout, token_map = generators.small_layout(), generators.small_token_map()
+    token_ids = rng.integers(0, generators.VOCAB_SIZE, 11).astype(np.int32)
+    inputs = {"token_ids": token_ids, "positions": np.arange(11).astype(dtype)}
+    found = run_network(
+        lambda net, **tensors: {"ids": network.hash_ids(net, layout, token_map, **tensors).ids},
+        inputs,
+    )
+    expected = ops.hash_ids(layout, token_map, **inputs, cu_seqlens=None)
+    np.testing.assert_array_equal(found["ids"], expected)
+
+
+@pytest.fixture(scope="module")
+def golden_store(tmp_path_factory):
+    """A store whose layer 1 begins with the golden vectors' table; the rows after it are zero."""
+    folder = tmp_path_factory.mktemp("golden")
+    arrays, _ = generators.golden("lookup")
+    small_store(folder, **V4_COLUMNS)
+    for name, rows in (("weight", arrays["weight"]), ("scale", arrays["scale"])):
+        tensor = tensor_bytes(folder / "checkpoint", f"1.engram.embed.{name}")
+        tensor[:] = 0
+        tensor[: len(rows)] = rows
+        tensor.flush()
+    from trtllm_engram.builder.prepare import prepare
+
+    prepare(folder / "checkpoint", folder / "golden_store")
+    return open_store(folder / "golden_store")
+
+
+@on_gpu
+@pytest.mark.parametrize("placement", ["host", "device"])
+@pytest.mark.parametrize("form", ["bf16", "mxfp8_128x4", "mxfp8_linear", "mxfp8_words"])
+def test_lookup_golden(golden_store, form, placement):
+    from trtllm_engram.builder import network
+
+    arrays, _ = generators.golden("lookup")
+    common = {
+        "table": "golden",
+        "fingerprint": golden_store.manifest.fingerprint,
+        "layer": 1,
+        "head_dim": 256,
+    }
+
+    def make(net, ids):
+        if form == "bf16":
+            return {"rows": network.lookup(net, ids, **common)}
+        order = "linear" if form == "mxfp8_linear" else "128x4"
+        words = "words" if form == "mxfp8_words" else "fp8"
+        values, scales = network.lookup_mxfp8(net, ids, **common, scale_order=order, values=words)
+        return {"values": values, "scales": scales}
+
+    with Tables() as tables:
+        tables.bind("golden", golden_store, layer=1, placement=placement)
+        found = run_network(make, {"ids": arrays["ids"][:, None]})
+    if form == "bf16":
+        np.testing.assert_array_equal(bits(found["rows"]), arrays["bf16"])
+        return
+    np.testing.assert_array_equal(found["values"].view(np.uint8), arrays["mxfp8_values"])
+    scales = found["scales"].view(np.uint8)
+    if form == "mxfp8_linear":
+        table = (arrays["weight"], arrays["scale"])
+        _, expected = ops.lookup_mxfp8(*table, arrays["ids"])
+        np.testing.assert_array_equal(scales, expected)
+    else:
+        np.testing.assert_array_equal(scales, arrays["mxfp8_scales_128x4"])
+
+
+@on_gpu
+@pytest.mark.parametrize("out_features", [80, 1600])
+def test_project(rng, out_features):
+    """One BF16 ulp from the CPU's, TensorRT's product of BF16 weights too; FP8's is only near."""
+    from trtllm_engram.builder import network
+
+    weight, scale = generators.fp8_weights(rng, out_features, 768)
+    x = bf16(rng, 37, 768)
+
+    def make(net, x):
+        return {
+            "plugin": network.project(net, x, weight, scale),
+            "bf16": network.project_bf16(net, x, weight, scale),
+            "fp8": network.project_fp8(net, x, weight, scale, 8.0),
+        }
+
+    found = run_network(make, {"x": x})
+    wide = ops.project(x, weight, scale).astype(np.float64)
+    size = np.maximum(np.abs(wide), np.sqrt(np.mean(wide**2)))
+    for name, limit in (("plugin", 1.01), ("bf16", 1.01), ("fp8", 64.0)):
+        error = np.abs(found[name].astype(np.float64) - wide)
+        assert (error / (size * 2.0**-7)).max() <= limit, name
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["gate", "gate_full"])
+def test_gate_golden(name):
+    from trtllm_engram.builder import network
+
+    arrays, config = generators.golden(name)
+    hidden, kv, q_weight, k_weight = (
+        arrays[key].view(BF16) for key in ("hidden", "kv", "q_weight", "k_weight")
+    )
+
+    def make(net, hidden, kv, token_mask):
+        out = network.gate(net, hidden, kv, q_weight, k_weight, config["eps"], token_mask)
+        return {"out": out}
+
+    inputs = {"hidden": hidden, "kv": kv, "token_mask": arrays["token_mask"]}
+    found = run_network(make, inputs)["out"].astype(np.float32)
+    wanted = arrays["out"].view(BF16).astype(np.float32)
+    _, exponent = np.frexp(np.abs(wanted))
+    ulp = np.ldexp(1.0, exponent - 8)
+    assert (np.abs(found - wanted) <= ulp).all()
+
+
+@on_gpu
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("hc_mult", "hidden_size"), [(1, 80), (2, 641), (4, 640), (7, 32)])
+def test_gate_sizes(rng, hc_mult, hidden_size, dtype, in_place):
+    """Two gates in a row: in place, the second overwrites what the first has made."""
+    from trtllm_engram.builder import network
+
+    hidden = rng.standard_normal((5, hc_mult, hidden_size)).astype(np.dtype(dtype))
+    kv = bf16(rng, 5, (hc_mult + 1) * hidden_size)
+    weights = bf16(rng, hc_mult, hidden_size), bf16(rng, hc_mult, hidden_size)
+
+    def make(net, hidden, kv):
+        first = network.gate(net, hidden, kv, *weights, 1e-6)
+        return {"out": network.gate(net, first, kv, *weights, 1e-6, in_place=in_place)}
+
+    found = run_network(make, {"hidden": hidden, "kv": kv}, in_place=in_place)["out"]
+    expected = ops.gate(ops.gate(hidden, kv, *weights, 1e-6), kv, *weights, 1e-6)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(
+        found.astype(np.float64), expected.astype(np.float64), rtol=2.0**-6, atol=2.0**-6
+    )
+
+
+@on_gpu
+@pytest.mark.parametrize(("num_tokens", "num_ranks"), [(37, 4), (8, 4), (1, 3), (5, 1)])
+def test_rank_slices(golden_store, rng, num_tokens, num_ranks):
+    """Every rank hashes all tokens; its own part, the last one padded, is as if it were alone."""
+    from trtllm_engram.builder import network
+
+    count = -(-num_tokens // num_ranks)
+    ids = rng.integers(0, 4099, (num_tokens, 1, 24)).astype(np.int32)
+    hidden = bf16(rng, count, 4, 160)
+    padded = np.concatenate([ids, np.full((count * num_ranks - num_tokens, 1, 24), -1, np.int32)])
+    for rank in range(num_ranks):
+        found = run_network(
+            lambda net, ids, hidden, rank=rank: {"ids": network.rank_ids(net, ids, hidden, rank)},
+            {"ids": ids, "hidden": hidden},
+            least={"ids": 1},
+        )
+        np.testing.assert_array_equal(found["ids"], padded[rank * count :][:count])
+
+
+@on_gpu
+def test_wrong_type_is_told(rng):
+    """Keys in FP32: the build fails, and says what was expected and found."""
+    from trtllm_engram.builder import network
+
+    weights = bf16(rng, 2, 64), bf16(rng, 2, 64)
+    inputs = {"hidden": bf16(rng, 3, 2, 64), "kv": np.zeros((3, 192), np.float32)}
+    with pytest.raises(EngramError, match="kv: expected type BF16, found FP32"):
+        run_network(
+            lambda net, hidden, kv: {"out": network.gate(net, hidden, kv, *weights, 1e-6)}, inputs
+        )
+
+
+@on_gpu
+def test_wrong_size_is_told(rng):
+    from trtllm_engram.builder import network
+
+    weights = bf16(rng, 2, 64), bf16(rng, 2, 64)
+    inputs = {"hidden": bf16(rng, 3, 2, 64), "kv": bf16(rng, 3, 128)}
+    with pytest.raises(EngramError, match=r"kv dimension 1.*expected 192, found 128"):
+        run_network(
+            lambda net, hidden, kv: {"out": network.gate(net, hidden, kv, *weights, 1e-6)}, inputs
+        )
