@@ -89,13 +89,13 @@ ENGRAM_HOST_DEVICE uint16_t bf16_from_fp8(uint8_t value, uint8_t scale) {
 //! subnormal or infinite.
 ENGRAM_HOST_DEVICE bool is_normal_scale(uint8_t scale) { return scale >= 10 && scale <= 246; }
 
-ENGRAM_HOST_DEVICE uint16_t smaller(uint16_t a, uint16_t b) { return b < a ? b : a; }
+ENGRAM_HOST_DEVICE constexpr uint16_t smaller(uint16_t a, uint16_t b) { return b < a ? b : a; }
 
 //! bf16_from_fp8 for a scale with is_normal_scale(), without branches: a loop over it becomes
 //! vector code (value is wide for that reason). As a function of the magnitude m the BF16 bits run
 //! along four lines: slope 16 for normal FP8 values, 32, 64 and 128 for subnormals, whose leading
 //! bit is 4, 2 or 1. Each is the lowest one where it counts.
-ENGRAM_HOST_DEVICE uint16_t bf16_from_fp8_normal(uint16_t value, uint8_t scale) {
+ENGRAM_HOST_DEVICE constexpr uint16_t bf16_from_fp8_normal(uint16_t value, uint8_t scale) {
   const uint16_t m = value & 0x7F;
   const uint16_t normal = static_cast<uint16_t>((m << 4) + 384);
   const uint16_t four = static_cast<uint16_t>((m << 5) + 256);

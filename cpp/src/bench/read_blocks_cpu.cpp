@@ -14,7 +14,7 @@ namespace engram {
 namespace {
 
 constexpr int64_t kBlocksPerRange = 4096;
-constexpr int64_t kBlocksAhead = 12;
+constexpr int64_t kBlocksAhead = 32;
 constexpr int kCacheLine = 64;
 
 struct Blocks {
@@ -26,7 +26,7 @@ struct Blocks {
 };
 
 ENGRAM_HOST_DEVICE void prefetch_block(const uint8_t* block, int32_t bytes) {
-  for (int32_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(block + i);
+  for (int32_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(block + i, 0, 2);
 }
 
 struct ReadRange {

@@ -3,11 +3,13 @@
 // arithmetic.
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "check.h"
 #include "engram/layout.h"
 #include "engram/ops.h"
-#include "multiversion.h"
+#include "ops/convert_row.h"
 #include "ops/staged_scales.h"
 #include "parallel.h"
 
@@ -15,21 +17,23 @@ namespace engram {
 namespace {
 
 constexpr int64_t kRowsPerRange = 1024;
-constexpr int kRowsAhead = 12;
+constexpr int64_t kRowsPerBatch = 16;
 constexpr int kCacheLine = 64;
+constexpr int kStreamBytes = 16;
+constexpr int64_t kCachedBytes = 8 << 20;  // an output beyond this is written past the caches
 
 struct Row {
   const uint8_t* values;  // null: reads as zeros
   const uint8_t* scales;
 };
 
-//! The rows of tokens [begin, end) in order.
+//! The rows of tokens in order.
 class RowCursor {
  public:
   RowCursor(const engram_lookup_args& args, int64_t token)
       : args_(args), ids_(args.ids + row_offset(token, args.ids_stride)) {}
 
-  ENGRAM_HOST_DEVICE Row next() {
+  Row next() {
     const int64_t row = ids_[column_] - args_.first_row;
     if (++column_ == args_.num_columns) {
       column_ = 0;
@@ -46,90 +50,134 @@ class RowCursor {
   int32_t column_ = 0;
 };
 
-ENGRAM_HOST_DEVICE void prefetch_row(const Row& row, int head_dim) {
+void prefetch_row(const Row& row, int head_dim) {
   if (row.values == nullptr) return;
-  for (int i = 0; i < head_dim; i += kCacheLine) __builtin_prefetch(row.values + i);
-  __builtin_prefetch(row.scales);
+  for (int i = 0; i < head_dim; i += kCacheLine) __builtin_prefetch(row.values + i, 0, 2);
+  __builtin_prefetch(row.scales, 0, 2);
 }
 
-ENGRAM_HOST_DEVICE void convert_row(const Row& row, int head_dim, uint16_t* out) {
-  for (int block = 0; block < scales_per_row(head_dim); ++block) {
-    const uint8_t scale = row.scales[block];
-    const uint8_t* const values = row.values + block * kScaleBlock;
-    uint16_t* const block_out = out + block * kScaleBlock;
-    if (is_normal_scale(scale)) {
-      for (int i = 0; i < kScaleBlock; ++i) block_out[i] = bf16_from_fp8_normal(values[i], scale);
-    } else {
-      for (int i = 0; i < kScaleBlock; ++i) block_out[i] = bf16_from_fp8(values[i], scale);
-    }
+//! Asks for all rows of a batch at once. NOTE: a prefetch holds up what comes after it until its
+//! page is found, so prefetches between the rows' arithmetic would wait one for another.
+int64_t begin_batch(RowCursor& cursor, int64_t num_rows, int head_dim, Row* rows) {
+  const int64_t num_taken = std::min(num_rows, kRowsPerBatch);
+  for (int64_t i = 0; i < num_taken; ++i) {
+    rows[i] = cursor.next();
+    prefetch_row(rows[i], head_dim);
   }
+  return num_taken;
 }
 
-//! Writes row `column` of `token`, whose flat index is `index`.
-template <int kForm>
-ENGRAM_HOST_DEVICE void write_row(const engram_lookup_args& args, const Row& row, int64_t token,
-                                  int32_t column, int64_t index) {
-  const int head_dim = args.head_dim;
-  const int num_scales = scales_per_row(head_dim);
-  if constexpr (kForm == ENGRAM_ROWS_BF16) {
-    uint16_t* const out = static_cast<uint16_t*>(args.out) + row_offset(index, head_dim);
+//! Writes BF16 rows.
+class Bf16Writer {
+ public:
+  explicit Bf16Writer(const engram_lookup_args& args)
+      : out_(static_cast<uint16_t*>(args.out)),
+        head_dim_(args.head_dim),
+        row_(static_cast<size_t>(args.head_dim)) {
+#if defined(__x86_64__)
+    const int64_t num_bytes =
+        row_offset(row_offset(args.num_tokens, args.num_columns), row_bytes());
+    streams_ = num_bytes > kCachedBytes && reinterpret_cast<uintptr_t>(out_) % kStreamBytes == 0;
+#endif
+  }
+
+  void write(const Row& row, int64_t index) {
+    uint16_t* const out = out_ + row_offset(index, head_dim_);
     if (row.values == nullptr) {
-      memset(out, 0, static_cast<size_t>(head_dim) * sizeof(uint16_t));
+      memset(out, 0, static_cast<size_t>(row_bytes()));
+    } else if (streams_) {
+      convert_(row.values, row.scales, head_dim_, row_.data());
+      stream(out);
     } else {
-      convert_row(row, head_dim, out);
-    }
-  } else {
-    const bool packed = kForm == ENGRAM_ROWS_PACKED;
-    uint8_t* const out = static_cast<uint8_t*>(args.out) +
-                         row_offset(index, packed ? packed_row_bytes(head_dim) : head_dim);
-    uint8_t* const scales =
-        packed ? out + head_dim : args.out_scales + row_offset(index, num_scales);
-    if (row.values == nullptr) {
-      memset(out, 0, static_cast<size_t>(head_dim));
-      // Staged scales are zero already.
-      if (kForm != ENGRAM_ROWS_MXFP8_128X4) memset(scales, 0, static_cast<size_t>(num_scales));
-      return;
-    }
-    memcpy(out, row.values, static_cast<size_t>(head_dim));
-    if (kForm == ENGRAM_ROWS_MXFP8_128X4) {
-      stage_scales(row.scales, num_scales, token, row_offset(column, num_scales),
-                   row_offset(args.num_columns, num_scales), args.out_scales);
-    } else {
-      memcpy(scales, row.scales, static_cast<size_t>(num_scales));
+      convert_(row.values, row.scales, head_dim_, out);
     }
   }
-}
 
-template <int kForm>
-struct LookupRange {
-  static ENGRAM_HOST_DEVICE void run(const engram_lookup_args& args, int64_t begin, int64_t end) {
-    const int64_t last = row_offset(end, args.num_columns);
-    int64_t index = row_offset(begin, args.num_columns);
-    int64_t ahead_index = std::min(index + kRowsAhead, last);
-    RowCursor rows(args, begin);
-    RowCursor ahead(args, begin);
-    for (int64_t i = index; i < ahead_index; ++i) prefetch_row(ahead.next(), args.head_dim);
-    for (int64_t token = begin; token < end; ++token) {
-      for (int32_t column = 0; column < args.num_columns; ++column, ++index) {
-        if (ahead_index < last) {
-          prefetch_row(ahead.next(), args.head_dim);
-          ++ahead_index;
-        }
-        write_row<kForm>(args, rows.next(), token, column, index);
-      }
+ private:
+  int64_t row_bytes() const { return head_dim_ * int64_t{sizeof(uint16_t)}; }
+
+  void stream(uint16_t* out) const {
+#if defined(__x86_64__)
+    const auto* const from = reinterpret_cast<const __m128i*>(row_.data());
+    auto* const to = reinterpret_cast<__m128i*>(out);
+    for (int64_t i = 0; i < row_bytes() / kStreamBytes; ++i) {
+      _mm_stream_si128(to + i, _mm_loadu_si128(from + i));
     }
+#endif
   }
+
+  uint16_t* out_;
+  int head_dim_;
+  std::vector<uint16_t> row_;
+  bool streams_ = false;
+  ConvertRow convert_ = widest_convert_row();
 };
 
-template <int kForm>
-void lookup_form(const engram_lookup_args& args, int num_threads) {
-  constexpr bool kStaged = kForm == ENGRAM_ROWS_MXFP8_128X4;
-  const int64_t grain = kStaged ? kStageTileRows : ceil_div(kRowsPerRange, args.num_columns);
-  const int64_t num_scales = row_offset(args.num_columns, scales_per_row(args.head_dim));
-  parallel_for(args.num_tokens, grain, num_threads, [&](int64_t begin, int64_t end) {
-    if (kStaged) clear_staged_tiles(args.out_scales, begin, end, num_scales);
-    run_widest<LookupRange<kForm>>(args, begin, end);
-  });
+//! Writes rows as bytes: packed, or values and scales apart.
+class ByteWriter {
+ public:
+  explicit ByteWriter(const engram_lookup_args& args)
+      : args_(args),
+        values_(static_cast<uint8_t*>(args.out)),
+        scales_(args.out_scales),
+        num_scales_(scales_per_row(args.head_dim)),
+        values_pitch_(args.head_dim),
+        scales_pitch_(num_scales_) {
+    if (args.form != ENGRAM_ROWS_PACKED) return;
+    values_pitch_ = scales_pitch_ = packed_row_bytes(args.head_dim);
+    scales_ = values_ + args.head_dim;
+  }
+
+  void write(const Row& row, int64_t index) {
+    uint8_t* const values = values_ + row_offset(index, values_pitch_);
+    copy(row.values, args_.head_dim, values);
+    if (args_.form != ENGRAM_ROWS_MXFP8_128X4) {
+      copy(row.scales, num_scales_, scales_ + row_offset(index, scales_pitch_));
+    } else if (row.scales != nullptr) {  // else zero already
+      const int64_t token = index / args_.num_columns;
+      const int64_t column = index % args_.num_columns;
+      stage_scales(row.scales, num_scales_, token, row_offset(column, num_scales_),
+                   row_offset(args_.num_columns, num_scales_), scales_);
+    }
+  }
+
+ private:
+  static void copy(const uint8_t* from, int num_bytes, uint8_t* to) {
+    if (from == nullptr) {
+      memset(to, 0, static_cast<size_t>(num_bytes));
+    } else {
+      memcpy(to, from, static_cast<size_t>(num_bytes));
+    }
+  }
+
+  const engram_lookup_args& args_;
+  uint8_t* values_;
+  uint8_t* scales_;
+  int num_scales_;
+  int64_t values_pitch_;
+  int64_t scales_pitch_;
+};
+
+//! Rows of tokens [begin, end): the next batch is on its way while this one is written.
+template <typename Writer>
+void lookup_range(const engram_lookup_args& args, int64_t begin, int64_t end) {
+  const int64_t last = row_offset(end, args.num_columns);
+  int64_t index = row_offset(begin, args.num_columns);
+  Writer writer(args);
+  RowCursor cursor(args, begin);
+  Row batches[2][kRowsPerBatch];
+  Row* rows = batches[0];
+  Row* next_rows = batches[1];
+  int64_t num_rows = begin_batch(cursor, last - index, args.head_dim, rows);
+  while (num_rows > 0) {
+    const int64_t num_next = begin_batch(cursor, last - index - num_rows, args.head_dim, next_rows);
+    for (int64_t i = 0; i < num_rows; ++i) writer.write(rows[i], index++);
+    std::swap(rows, next_rows);
+    num_rows = num_next;
+  }
+#if defined(__x86_64__)
+  _mm_sfence();  // streamed rows are seen before the thread says it is done
+#endif
 }
 
 }  // namespace
@@ -160,16 +208,17 @@ void check_lookup(const engram_lookup_args& args) {
 }
 
 void lookup_cpu(const engram_lookup_args& args, int num_threads) {
-  switch (args.form) {
-    case ENGRAM_ROWS_BF16:
-      return lookup_form<ENGRAM_ROWS_BF16>(args, num_threads);
-    case ENGRAM_ROWS_PACKED:
-      return lookup_form<ENGRAM_ROWS_PACKED>(args, num_threads);
-    case ENGRAM_ROWS_MXFP8_LINEAR:
-      return lookup_form<ENGRAM_ROWS_MXFP8_LINEAR>(args, num_threads);
-    default:
-      return lookup_form<ENGRAM_ROWS_MXFP8_128X4>(args, num_threads);
-  }
+  const bool staged = args.form == ENGRAM_ROWS_MXFP8_128X4;
+  const int64_t grain = staged ? kStageTileRows : ceil_div(kRowsPerRange, args.num_columns);
+  const int64_t num_scales = row_offset(args.num_columns, scales_per_row(args.head_dim));
+  parallel_for(args.num_tokens, grain, num_threads, [&](int64_t begin, int64_t end) {
+    if (staged) clear_staged_tiles(args.out_scales, begin, end, num_scales);
+    if (args.form == ENGRAM_ROWS_BF16) {
+      lookup_range<Bf16Writer>(args, begin, end);
+    } else {
+      lookup_range<ByteWriter>(args, begin, end);
+    }
+  });
 }
 
 }  // namespace engram
