@@ -2,6 +2,7 @@
 """An engine of a store, and what tests do with it."""
 
 import numpy as np
+from engines import TEXT
 
 from trtllm_engram.builder.model import ModelOptions
 from trtllm_engram.runtime.compare import Reference, compare, make_feeds
@@ -20,7 +21,7 @@ def build_plan(store, name="engine.plan", options=CHECKED, **changes):
 
 
 def feed_of(store, num_tokens, num_requests, seed=0, options=CHECKED):
-    return make_feeds(store, [(num_tokens, num_requests)], options=options, seed=seed)[0]
+    return make_feeds(store, [(num_tokens, num_requests)], text=TEXT, options=options, seed=seed)[0]
 
 
 def run(engine, feed):

@@ -24,6 +24,9 @@ V4_COLUMNS: dict[str, Any] = {
     "max_ngram_size": 4,
 }
 
+# A text with every word of small_tokenizer: the built-in one has hardly any of them.
+TEXT = " ".join(map(str, np.random.default_rng(9).integers(0, 40, 500))) + " a A pad"
+
 
 def on_gpu(test: Any) -> Any:
     """Marks a test that builds engines."""

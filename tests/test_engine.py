@@ -21,7 +21,7 @@ from engine_cases import (
     run,
     same,
 )
-from engines import V4_COLUMNS, bits, on_gpu, small_store
+from engines import TEXT, V4_COLUMNS, bits, on_gpu, small_store
 
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
@@ -218,7 +218,7 @@ from trtllm_engram.runtime.compare import make_feeds
 from trtllm_engram.runtime.engine import Engine
 store, plan, bind = open_store(sys.argv[1]), sys.argv[2], sys.argv[3] == "bind"
 tables = Tables.of_store(store) if bind else None
-feed = make_feeds(store, [(37, 3)])[0]
+feed = make_feeds(store, [(37, 3)], text=sys.argv[4])[0]
 found = Engine(plan).execution(1).run(feed)
 print(json.dumps({n: hashlib.sha256(a.tobytes()).hexdigest() for n, a in found.items()}))
 """
@@ -242,7 +242,7 @@ def test_plan_in_a_fresh_process(store, plan, engine, tmp_path, bound_by):
         environment["TRTLLM_ENGRAM_TABLES"] = str(toml)
     mode = "bind" if bound_by == "python" else "environment"
     done = subprocess.run(
-        [sys.executable, "-c", _RELOAD, str(store.path), str(plan), mode],
+        [sys.executable, "-c", _RELOAD, str(store.path), str(plan), mode, TEXT],
         env=environment,
         capture_output=True,
         text=True,

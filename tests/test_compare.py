@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons: right data passes, wrong tables do not, and polygraphy sees the same."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from engines import TEXT, V4_COLUMNS, WRONG, on_gpu, small_store, wrong_store
+
+from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name, rows_name
+from trtllm_engram.plugins.errors import EngramError, InputError
+from trtllm_engram.runtime.compare import Reference, compare, make_feeds
+from trtllm_engram.runtime.compare.plot import write_histogram
+from trtllm_engram.runtime.compare.report import ULP_BINS, merge
+from trtllm_engram.runtime.compare.text import line
+
+SIZES = {**V4_COLUMNS, "layers": (1, 14)}
+OUT = hidden_out_name(1)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("compare"), **SIZES)
+
+
+@pytest.fixture(scope="module")
+def feed(store):
+    return make_feeds(store, [(37, 3)], text=TEXT)[0]
+
+
+@pytest.fixture(scope="module")
+def outputs(store, feed):
+    return Reference(store)(feed)
+
+
+def by_name(comparisons):
+    return {one.name: one for one in comparisons}
+
+
+def changed(outputs, name, change):
+    """The outputs with one of them copied and changed."""
+    array = outputs[name].copy()
+    return outputs | {name: change(array)}
+
+
+# Feeds.
+
+
+def test_feeds_are_pieces_of_the_text(store):
+    """Token p of a request is the text's at its position, and lookback holds what came before."""
+    from trtllm_engram.runtime.text import encode
+
+    text = encode(store.tokenizer_json, TEXT)
+    for feed in make_feeds(store, [(37, 3), (200, 8)], text=TEXT):
+        assert feed["token_ids"].dtype == np.int32
+        places = feed["positions"] % text.size
+        np.testing.assert_array_equal(feed["token_ids"], text[places])
+        bounds = feed["cu_seqlens"]
+        for request, (first, end) in enumerate(itertools.pairwise(bounds)):
+            if first == end:
+                continue
+            start = feed["positions"][first]
+            np.testing.assert_array_equal(
+                feed["positions"][first:end], start + np.arange(end - first)
+            )
+            for column, token in enumerate(feed["lookback_ids"][request]):
+                place = start - 1 - column
+                assert token == (text[place] if place >= 0 else -1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("size", [(0, 1), (1, 1), (3, 9)])
+def test_feeds_of_every_size_and_dtype(store, size, dtype):
+    options = ModelOptions(dtype, "whole_prompt")
+    (feed,) = make_feeds(store, [size], text=TEXT, options=options)
+    assert "lookback_ids" not in feed
+    assert feed["cu_seqlens"].shape == (size[1] + 1,)
+    assert feed[hidden_name(14)].dtype.name == dtype
+    assert feed[hidden_name(14)].shape == (size[0], 4, 160)
+    assert set(feed["positions"][feed["cu_seqlens"][:-1][feed["cu_seqlens"][:-1] < size[0]]]) <= {0}
+
+
+def test_feeds_by_seed(store):
+    one, again, other = (
+        make_feeds(store, [(37, 3)], text=TEXT, seed=seed)[0] for seed in (1, 1, 2)
+    )
+    assert all(np.array_equal(one[name], again[name]) for name in one)
+    assert not np.array_equal(one["token_ids"], other["token_ids"])
+
+
+@pytest.mark.parametrize("size", [(-1, 1), (1, 0)])
+def test_feeds_refuse_sizes(store, size):
+    with pytest.raises(InputError, match=r"^sizes: expected 0 or more tokens and 1 or more"):
+        make_feeds(store, [size])
+
+
+# Comparisons.
+
+
+def test_same_outputs_pass(outputs):
+    results = compare(outputs, outputs)
+    assert all(one.passed for one in results)
+    assert {one.name for one in results} == {
+        "hash_ids",
+        "next_lookback_ids",
+        *(name(layer) for layer in (1, 14) for name in (rows_name, hidden_out_name)),
+    }
+    hidden = by_name(results)[OUT]
+    assert (hidden.limit, hidden.max_ulps, hidden.count) == (2.0, 0.0, 37 * 4 * 160)
+    assert hidden.histogram[0] == hidden.count
+
+
+@pytest.mark.parametrize("spoil", WRONG.values(), ids=WRONG.keys())
+def test_wrong_table_fails(store, feed, outputs, tmp_path, spoil):
+    """The fingerprint is the same: only the comparison can tell."""
+    row = int(outputs["hash_ids"][5, 1, 7])
+    wrong = wrong_store(tmp_path, spoil, 14, row, **SIZES)
+    assert wrong.manifest.fingerprint == store.manifest.fingerprint
+    results = by_name(compare(Reference(wrong)(feed), outputs))
+    assert not results[rows_name(14)].passed
+    assert results[rows_name(14)].num_different > 0
+    assert all(results[name].passed for name in ("hash_ids", rows_name(1), OUT))
+
+
+def test_one_wrong_id_fails(outputs):
+    def change(ids):
+        ids[36, 1, 23] += 1
+        return ids
+
+    broken = by_name(compare(changed(outputs, "hash_ids", change), outputs))["hash_ids"]
+    assert (broken.passed, broken.num_different, broken.max_abs) == (False, 1, 1.0)
+
+
+@pytest.mark.parametrize(("ulps", "passed"), [(1, True), (2, True), (3, False)])
+def test_bound_in_ulps(outputs, ulps, passed):
+    """One value moved by whole BF16 ulps of its magnitude, in a stream of FP32."""
+    wide = {name: outputs[name].astype(np.float32) for name in (OUT, f"{OUT}.magnitude")}
+    _, exponent = np.frexp(wide[f"{OUT}.magnitude"][3, 2, 11])
+    moved = changed(wide, OUT, lambda array: array)
+    moved[OUT][3, 2, 11] += ulps * 2.0 ** (exponent - 8)
+    (found,) = compare({OUT: moved[OUT]}, wide)
+    assert found.passed == passed
+    assert found.max_ulps == pytest.approx(ulps, rel=1e-3)
+    assert sum(found.histogram) == found.count
+    assert found.histogram[0] == found.count - 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_no_number_fails(outputs, value):
+    def change(array):
+        array[0, 0, 0] = value
+        return array
+
+    (found,) = compare({OUT: changed(outputs, OUT, change)[OUT]}, outputs)
+    assert not found.passed
+    assert found.max_ulps == np.inf
+
+
+def test_same_nan_passes():
+    nan = {OUT: np.full((2, 3), np.nan, ml_dtypes.bfloat16)}
+    assert compare(nan, nan)[0].passed
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x[:-1], lambda x: x.astype(np.float32)], ids=["shape", "dtype"]
+)
+def test_another_shape_or_dtype_fails(outputs, change):
+    found = by_name(compare({OUT: change(outputs[OUT])}, outputs))[OUT]
+    assert not found.passed
+    assert found.problem.startswith("expected bfloat16 [37, 4, 160], found ")
+    assert "BROKEN: expected" in line(found)
+
+
+def test_unknown_output_fails(outputs):
+    (found,) = compare({"rest": outputs["hash_ids"]}, outputs)
+    assert found.problem == "the reference has no such output"
+
+
+def test_nothing_is_no_success(outputs):
+    with pytest.raises(InputError, match=r"^compare: expected outputs, found none"):
+        compare({}, outputs)
+
+
+def test_merge(store, outputs):
+    """Counts add up, means are weighted, the worst decides."""
+    empty = Reference(store)(make_feeds(store, [(0, 1)], text=TEXT)[0])
+
+    def change(array):
+        array[0, 0, 0] = np.float32(array[0, 0, 0]) + 8
+        return array
+
+    parts = [compare(outputs, outputs), compare(empty, empty)]
+    parts.append(compare(changed(outputs, OUT, change), outputs))
+    merged = by_name(merge(parts))
+    assert merged["hash_ids"].passed
+    assert not merged[OUT].passed
+    assert merged[OUT].count == 2 * outputs[OUT].size
+    assert sum(merged[OUT].histogram) == merged[OUT].count
+    assert merged[OUT].mean_abs == pytest.approx(8 / merged[OUT].count, rel=0.05)
+    json.dumps([one.to_json() for one in merged.values()])
+
+
+def test_histogram_as_png(outputs, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    write_histogram(tmp_path / "ulps.png", compare(outputs, outputs))
+    assert (tmp_path / "ulps.png").read_bytes().startswith(b"\x89PNG")
+    assert len(compare(outputs, outputs)[0].histogram) in (0, len(ULP_BINS) + 1)
+
+
+def test_png_without_matplotlib(outputs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(EngramError, match=r"pip install 'trtllm-engram\[plot\]'$"):
+        write_histogram(tmp_path / "ulps.png", compare(outputs, outputs))
+    with pytest.raises(InputError, match=r"^png: expected outputs of floating point"):
+        write_histogram(tmp_path / "ulps.png", compare({"hash_ids": outputs["hash_ids"]}, outputs))
+
+
+# polygraphy.
+
+_POLYGRAPHY = """
+import sys
+from polygraphy.tools import main
+from trtllm_engram.runtime.compare.polygraphy_args import argument_groups
+from polygraphy.tools.run import run
+impl = run.Run.get_subscriptions_impl
+def subscriptions(self):
+    groups = impl(self)
+    known = any(type(group).__name__ == "EngramReferenceArgs" for group in groups)
+    return groups if known else [*groups, *argument_groups()]
+run.Run.get_subscriptions_impl = subscriptions
+sys.exit(main())
+"""
+
+
+def polygraphy(*arguments):
+    """`polygraphy run`; the runner is added by hand where no entry point brings it."""
+    pytest.importorskip("polygraphy", reason="the extra `polygraphy` is not installed")
+    return subprocess.run(
+        [sys.executable, "-c", _POLYGRAPHY, "run", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_polygraphy_reference(store, tmp_path):
+    """The reference against itself, data and comparison of its own choice."""
+    model = tmp_path / "unread.onnx"
+    model.touch()
+    options = ["--engram-store", store.path, "--engram-hidden-dtype", "float32"]
+    sizes = ["--engram-sizes", "5x2", "0x1", "1x1"]
+    done = polygraphy(model, "--engram-ref", "--engram-ref", *options, *sizes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Passed: 3/3 iterations" in done.stdout
+    assert f"{OUT}: {5 * 4 * 160} values, 0 different" in done.stdout
+
+
+def test_polygraphy_needs_a_store(tmp_path):
+    done = polygraphy(tmp_path / "unread.onnx", "--engram-ref")
+    assert done.returncode != 0
+    assert "--engram-ref: expected --engram-store STORE" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("size", ["5", "5x0", "x1", "-1x1"])
+def test_polygraphy_refuses_sizes(tmp_path, size):
+    done = polygraphy(tmp_path / "unread.onnx", "--engram-ref", f"--engram-sizes={size}")
+    assert done.returncode == 2
+    assert "expected TOKENSxREQUESTS, such as 37x3" in done.stderr
+
+
+def test_polygraphy_functions_tell_wrong_tables(store, feed, outputs, tmp_path):
+    """compare_outputs takes either order, and BF16 as bits or as tensors."""
+    pytest.importorskip("polygraphy", reason="the extra `polygraphy` is not installed")
+    from trtllm_engram.runtime.compare import polygraphy_runner as runner
+
+    runner.configure(str(store.path), sizes=[(37, 3)], placement="none")
+    row = int(outputs["hash_ids"][5, 0, 7])
+    wrong = Reference(wrong_store(tmp_path, WRONG["one byte flipped"], 1, row, **SIZES))(feed)
+    found = {
+        name: array.view(np.uint16) if array.dtype.itemsize == 2 else array
+        for name, array in wrong.items()
+        if not name.endswith(".magnitude")
+    }
+    for one, other in ((found, outputs), (outputs, found)):
+        results = runner.compare_outputs(one, other)
+        assert not results[rows_name(1)]
+        assert results[rows_name(14)]
+
+
+@on_gpu
+@pytest.mark.parametrize("spoil", [None, *WRONG.values()], ids=["right", *WRONG])
+def test_compare_command(store, outputs, feed, tmp_path, capsys, spoil):
+    """An engine on the right table passes; on a wrong one, bound by a TOML file, it fails."""
+    from trtllm_engram.builder.engine import build
+    from trtllm_engram.runtime.cli import main
+
+    plan = tmp_path / "engine.plan"
+    build(store, plan, max_batch=8, max_tokens=64, options=ModelOptions(check_outputs=True))
+    bound = store
+    if spoil is not None:
+        row = int(outputs["hash_ids"][5, 0, 7])
+        bound = wrong_store(tmp_path, spoil, 1, row, **SIZES)
+    toml = tmp_path / "tables.toml"
+    lines = ["format_version = 1"]
+    for layer in (1, 14):
+        source = bound if layer == 1 else store
+        lines += [f"[tables.engram_{layer}]", f'store = "{source.path}"', f"layer = {layer}"]
+    toml.write_text("\n".join(lines))
+    toml.chmod(0o600)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    arguments = [
+        "--engine",
+        str(plan),
+        "--tables",
+        str(toml),
+        "--text",
+        str(text),
+        "--sizes",
+        "37x3",
+    ]
+    code = main(["compare", str(store.path), *arguments, "--json"])
+    assert code == (0 if spoil is None else 1)
+    results = {one["name"]: one for one in json.loads(capsys.readouterr().out)["outputs"]}
+    assert results["hash_ids"]["passed"]
+    assert results[rows_name(1)]["passed"] == (spoil is None)
+
+
+@on_gpu
+def test_polygraphy_with_an_engine(store, tmp_path):
+    """The command of examples/polygraphy."""
+    pytest.importorskip("tensorrt", reason="polygraphy needs the package tensorrt by that name")
+    from trtllm_engram.builder.engine import build
+    from trtllm_engram.plugins import library_path
+
+    plan = tmp_path / "engine.plan"
+    build(store, plan, max_batch=8, max_tokens=64, options=ModelOptions(check_outputs=True))
+    options = ["--engram-store", store.path, "--plugins", library_path()]
+    done = polygraphy(plan, "--trt", "--engram-ref", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Passed: 2/2 iterations" in done.stdout
