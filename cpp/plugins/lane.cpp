@@ -4,28 +4,18 @@
 #include <map>
 #include <mutex>
 
-#include "cuda_support.h"
-
 namespace engram::plugins {
 
 class SideStream {
  public:
-  SideStream() {
-    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "side stream");
-  }
-  ~SideStream() { cudaStreamDestroy(stream); }
-  SideStream(const SideStream&) = delete;
-  SideStream& operator=(const SideStream&) = delete;
-
-  cudaStream_t stream = nullptr;
+  const Stream stream = make_stream();
 };
 
 namespace {
 
 using LaneKey = std::pair<const void*, std::string>;
 
-//! Weak: plugins attached to a context hold its lanes, so a context's address may be used again
-//! after it.
+//! Weak: the plugins of a context hold its lanes, so that its address may be used again after it.
 struct Lanes {
   std::mutex mutex;
   std::map<const void*, std::weak_ptr<SideStream>> streams;
@@ -46,12 +36,6 @@ auto find_or_make(Map* map, const typename Map::key_type& key, const Make& make)
   return found;
 }
 
-cudaEvent_t make_event() {
-  cudaEvent_t event = nullptr;
-  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event of a side stream");
-  return event;
-}
-
 }  // namespace
 
 std::shared_ptr<PrefetchLane> PrefetchLane::of(const void* context, const std::string& table) {
@@ -64,27 +48,20 @@ std::shared_ptr<PrefetchLane> PrefetchLane::of(const void* context, const std::s
   });
 }
 
-PrefetchLane::PrefetchLane(std::shared_ptr<SideStream> side) : side_(std::move(side)) {
-  forked_ = make_event();
-  done_ = make_event();
-}
+PrefetchLane::PrefetchLane(std::shared_ptr<SideStream> side)
+    : side_(std::move(side)), forked_(make_event()), done_(make_event()) {}
 
-PrefetchLane::~PrefetchLane() {
-  cudaEventDestroy(forked_);
-  cudaEventDestroy(done_);
-}
-
-cudaStream_t PrefetchLane::side_stream() const { return side_->stream; }
+cudaStream_t PrefetchLane::side_stream() const { return side_->stream.get(); }
 
 cudaError_t PrefetchLane::fork(cudaStream_t main) const {
-  const cudaError_t code = cudaEventRecord(forked_, main);
-  return code != cudaSuccess ? code : cudaStreamWaitEvent(side_->stream, forked_, 0);
+  const cudaError_t code = cudaEventRecord(forked_.get(), main);
+  return code != cudaSuccess ? code : cudaStreamWaitEvent(side_stream(), forked_.get(), 0);
 }
 
-cudaError_t PrefetchLane::done() const { return cudaEventRecord(done_, side_->stream); }
+cudaError_t PrefetchLane::done() const { return cudaEventRecord(done_.get(), side_stream()); }
 
 cudaError_t PrefetchLane::wait(cudaStream_t main) const {
-  return cudaStreamWaitEvent(main, done_, 0);
+  return cudaStreamWaitEvent(main, done_.get(), 0);
 }
 
 }  // namespace engram::plugins

@@ -4,10 +4,10 @@
 //! main stream and a lookup joins it again.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <memory>
 #include <string>
+
+#include "cuda_handles.h"
 
 namespace engram::plugins {
 
@@ -21,9 +21,6 @@ class PrefetchLane {
   static std::shared_ptr<PrefetchLane> of(const void* context, const std::string& table);
 
   explicit PrefetchLane(std::shared_ptr<SideStream> side);
-  ~PrefetchLane();
-  PrefetchLane(const PrefetchLane&) = delete;
-  PrefetchLane& operator=(const PrefetchLane&) = delete;
 
   cudaStream_t side_stream() const;
   //! What follows on the side stream runs after all that main holds now.
@@ -35,8 +32,8 @@ class PrefetchLane {
 
  private:
   std::shared_ptr<SideStream> side_;
-  cudaEvent_t forked_ = nullptr;
-  cudaEvent_t done_ = nullptr;
+  Event forked_;
+  Event done_;
 };
 
 }  // namespace engram::plugins

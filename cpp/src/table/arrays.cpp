@@ -11,6 +11,10 @@
 #include "parallel.h"
 #include "table/files.h"
 
+#if ENGRAM_CUDA
+#include "cuda_handles.h"
+#endif
+
 namespace engram {
 namespace {
 
@@ -82,7 +86,7 @@ class HostArray final : public TableArray {
 
 #if ENGRAM_CUDA
 struct FreeDevice {
-  void operator()(uint8_t* bytes) const { cudaFree(bytes); }
+  void operator()(uint8_t* bytes) const { cudaFree(bytes); }  // whichever device is current
 };
 struct FreePinned {
   void operator()(uint8_t* bytes) const { cudaFreeHost(bytes); }
@@ -92,26 +96,15 @@ using DeviceBytes = std::unique_ptr<uint8_t, FreeDevice>;
 //! Two pinned buffers in turn: one is filled from the file while the other travels to the GPU.
 class Upload {
  public:
-  Upload() {
-    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-               "stream for loading a table");
+  Upload() : stream_(make_stream()) {
     for (Buffer& buffer : buffers_) {
       void* bytes = nullptr;
       check_cuda(cudaMallocHost(&bytes, kBufferBytes), "buffer for loading a table");
       buffer.bytes.reset(static_cast<uint8_t*>(bytes));
-      check_cuda(cudaEventCreateWithFlags(&buffer.sent, cudaEventDisableTiming),
-                 "event for loading a table");
+      buffer.sent = make_event();
     }
   }
-  ~Upload() {
-    for (const Buffer& buffer : buffers_) {
-      if (buffer.sent != nullptr) cudaEventDestroy(buffer.sent);
-    }
-    if (stream_ != nullptr) {
-      cudaStreamSynchronize(stream_);
-      cudaStreamDestroy(stream_);
-    }
-  }
+  ~Upload() { cudaStreamSynchronize(stream_.get()); }  // after an error, too, before the buffers go
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
@@ -120,14 +113,14 @@ class Upload {
     for (int64_t begin = 0, turn = 0; begin < range.num_bytes; begin += kBufferBytes, ++turn) {
       const Buffer& buffer = buffers_[static_cast<size_t>(turn % 2)];
       const int64_t count = std::min(kBufferBytes, range.num_bytes - begin);
-      check_cuda(cudaEventSynchronize(buffer.sent), "load a table");
+      check_cuda(cudaEventSynchronize(buffer.sent.get()), "load a table");
       read_parallel(file, buffer.bytes.get(), count, range.offset + begin);
       check_cuda(cudaMemcpyAsync(to + begin, buffer.bytes.get(), static_cast<size_t>(count),
-                                 cudaMemcpyHostToDevice, stream_),
+                                 cudaMemcpyHostToDevice, stream_.get()),
                  "load a table");
-      check_cuda(cudaEventRecord(buffer.sent, stream_), "load a table");
+      check_cuda(cudaEventRecord(buffer.sent.get(), stream_.get()), "load a table");
     }
-    check_cuda(cudaStreamSynchronize(stream_), "load a table");
+    check_cuda(cudaStreamSynchronize(stream_.get()), "load a table");
   }
 
  private:
@@ -135,11 +128,11 @@ class Upload {
 
   struct Buffer {
     std::unique_ptr<uint8_t, FreePinned> bytes;
-    cudaEvent_t sent = nullptr;
+    Event sent;
   };
 
-  cudaStream_t stream_ = nullptr;
   std::array<Buffer, 2> buffers_;
+  Stream stream_;
 };
 
 //! One copy on each GPU that asks.
@@ -148,13 +141,6 @@ class DeviceArray final : public TableArray {
   explicit DeviceArray(const FileRange& range) : range_(range) {
     require_cuda(0);
     File{range.file};  // refuse now what cannot be read then
-  }
-
-  ~DeviceArray() override {
-    for (auto& [device, copy] : copies_) {
-      cudaSetDevice(device);
-      copy.reset();
-    }
   }
 
   const uint8_t* on_device(int device) override {
