@@ -23,11 +23,12 @@ from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.builder.synthesize import synthesize
 
 from . import demo_check, ops
+from .compare.report import HIDDEN_LIMIT_BF16_ULPS
+from .demo_engine import run_engine, why_no_tensorrt
 from .devices import CPU, why_no_gpu
 from .hidden import HostArray, SeededHidden
 from .session import EngramSession, Step
 from .store import Store, open_store
-from .tensorrt_files import find_tensorrt
 from .text import encode
 
 ENGRAM_VOCAB_SIZE = 14_000  # with V4.1's other sizes: tables of 182 MB, 0.5 GB in all
@@ -105,6 +106,10 @@ def run_demo(
         runs[device] = _Run(store, token_ids, device)
     note("checking against numpy")
     checks = _check_all(store, token_ids, runs)
+    no_engine = no_gpu or why_no_tensorrt()
+    if not no_engine:
+        note("building and running a TensorRT engine")
+        checks.append(_check_engine(store, folder, token_ids))
     return Report(
         config=store.config,
         folder=folder,
@@ -115,7 +120,7 @@ def run_demo(
         num_rows=runs[CPU].hash_ids.size,
         num_unique_rows=sum(np.unique(ids).size for ids in runs[CPU].hash_ids.swapaxes(0, 1)),
         checks=checks,
-        not_run=_not_run(no_gpu),
+        not_run=_not_run(no_gpu, no_engine),
     )
 
 
@@ -257,8 +262,15 @@ def _count_different(found: HostArray, expected: HostArray) -> int:
     return int(np.count_nonzero(found.view(bits) != expected.view(bits)))
 
 
-def _not_run(no_gpu: str) -> dict[str, str]:
+def _check_engine(store: Store, folder: Path, token_ids: demo_check.Ids) -> Check:
+    error, seconds = run_engine(store, folder, token_ids)
+    work = float(token_ids.size * store.config.num_layers)
+    timings = {GPU: Timing(seconds, work, "pairs")}
+    return Check("TensorRT engine", "CPU ops", error, HIDDEN_LIMIT_BF16_ULPS, timings)
+
+
+def _not_run(no_gpu: str, no_engine: str) -> dict[str, str]:
     parts = {"GPU": no_gpu} if no_gpu else {}
-    found = find_tensorrt()
-    where = f"{found[0].version} is here, but " if found else "none is installed, and "
-    return parts | {"TensorRT": f"{where}this release has no plugins yet"}
+    if no_engine:
+        parts["TensorRT"] = "an engine needs a GPU" if no_gpu else no_engine
+    return parts
