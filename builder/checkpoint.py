@@ -9,14 +9,13 @@ import json
 import logging
 import os
 import re
-import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_engram.builder.config import SCALE_BLOCK, EngramConfig
-from trtllm_engram.builder.files import reading, resolve_member
-from trtllm_engram.builder.layout import EngramLayout
-from trtllm_engram.builder.safetensors_file import TensorEntry, read_header
+from trtllm_engram.builder.files import read_regular, reading, resolve_member
+from trtllm_engram.builder.layout import EngramLayout, read_layout
+from trtllm_engram.builder.safetensors_file import TensorEntry, read_header, shown
 from trtllm_engram.plugins.errors import InputError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -58,8 +57,8 @@ class Checkpoint:
             is_folder = root.is_dir()
         if not is_folder:
             raise InputError(f"{root}: expected a checkpoint folder")
-        config = EngramConfig.from_pretrained(root)
-        layout = EngramLayout(config)
+        layout = read_layout(root)
+        config = layout.config
         tensors = _engram_tensors(root, _all_tensors(root), config)
         shapes = tensor_shapes(config)
         for layer_id, found in tensors.items():
@@ -110,30 +109,24 @@ def _all_tensors(root: Path) -> dict[str, TensorEntry]:
     tensors = {}
     for name, shard in weight_map.items():
         if name not in shards[shard]:
-            raise InputError(f"{root / shard}: expected tensor {reprlib.repr(name)}, found none")
+            raise InputError(f"{root / shard}: expected tensor {shown(name)}, found none")
         tensors[name] = shards[shard][name]
     return tensors
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
+    content = read_regular(index)
     try:
-        with reading(index):
-            content = index.read_bytes()
         data = json.loads(content)
-    except InputError:
-        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"{index}: expected JSON: {error}") from error
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(
-            f"{index}: weight_map: expected an object, found {reprlib.repr(weight_map)}"
-        )
+        raise InputError(f"{index}: weight_map: expected an object, found {shown(weight_map)}")
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
             raise InputError(
-                f"{index}: weight_map: {reprlib.repr(name)}: expected a file name, "
-                f"found {reprlib.repr(shard)}"
+                f"{index}: weight_map: {shown(name)}: expected a file name, found {shown(shard)}"
             )
     return weight_map
 
@@ -148,7 +141,7 @@ def _engram_tensors(
             continue
         layer_id, short = int(match[1]), _ALIASES.get(match[2], match[2])
         if layer_id not in found or short not in TENSORS:
-            _logger.warning("%s: ignored unknown Engram tensor %r", entry.file, name)
+            _logger.warning("%s: ignored unknown Engram tensor %s", entry.file, shown(name))
         elif short in found[layer_id]:
             other = found[layer_id][short].name
             raise InputError(f"{root}: tensors {other!r} and {name!r} are the same one")

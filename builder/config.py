@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtllm_engram.builder.files import read_regular, reading
 from trtllm_engram.plugins.errors import InputError
 
 SCALE_BLOCK = 32  # values that share a scale (kScaleBlock in row.h)
@@ -80,14 +81,8 @@ class EngramConfig:
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> "EngramConfig":
         """Reads a config.json, or the one in a checkpoint's folder."""
-        file = Path(path)
-        try:
-            if file.is_dir():
-                file /= "config.json"
-            content = file.read_bytes()
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{file}: cannot read the config: {reason}") from error
+        file = config_file(path)
+        content = read_regular(file)
         try:
             data = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -145,6 +140,13 @@ class EngramConfig:
         _check_product(f"{columns} * engram_vocab_size", self.num_columns * self.engram_vocab_size)
         _check_product(f"{columns} * engram_head_dim", self.row_dim)
         _check_product("(hc_mult + 1) * hidden_size", self.kv_dim)
+
+
+def config_file(path: str | os.PathLike[str]) -> Path:
+    """path itself, or the config.json in it where it is a folder."""
+    file = Path(path)
+    with reading(file):
+        return file / "config.json" if file.is_dir() else file
 
 
 def _engram_section(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -58,6 +58,13 @@ def stat_regular(path: Path) -> os.stat_result:
     return status
 
 
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file: a pipe would keep the reader waiting for ever."""
+    stat_regular(path)
+    with reading(path):
+        return path.read_bytes()
+
+
 @contextlib.contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
     """Yields the name of a scratch file beside path; on success it becomes path, durably, in one

@@ -3,12 +3,13 @@
 
 import hashlib
 import json
+import os
 from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_engram.builder.config import SCALE_BLOCK, EngramConfig
+from trtllm_engram.builder.config import SCALE_BLOCK, EngramConfig, config_file
 from trtllm_engram.builder.token_map import token_map_digest
 from trtllm_engram.plugins.errors import InputError
 
@@ -91,6 +92,16 @@ class EngramLayout:
                     f"engram_num_embeddings: expected {rows} rows in layer {layer_id}, "
                     f"the sum of its primes, found {found}"
                 )
+
+
+def read_layout(path: str | os.PathLike[str]) -> EngramLayout:
+    """The layout of a config.json, or of the one in a checkpoint's folder; errors name the file."""
+    file = config_file(path)
+    config = EngramConfig.from_pretrained(file)
+    try:
+        return EngramLayout(config)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
 
 
 def find_primes(

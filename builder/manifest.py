@@ -110,10 +110,23 @@ class Manifest:
         A store's own files may be moved about, which changes their time stamps, so of them only
         the sizes must be right.
         """
+        self.check_checkpoint()
         for _, part in self.parts():
             problem = self.file_problem(store, part)
             if problem:
                 raise InputError(problem)
+
+    def check_checkpoint(self) -> None:
+        """Refuses a folder of the checkpoint's parts that is not there."""
+        if self.checkpoint is None:
+            return
+        with reading(self.checkpoint):
+            is_folder = self.checkpoint.is_dir()
+        if not is_folder:
+            raise InputError(
+                f"{self.checkpoint}: expected the store's checkpoint, found no folder; "
+                f"--checkpoint DIR says where it lies now"
+            )
 
     def file_problem(self, store: Path, part: Part, *, any_time: bool = False) -> str | None:
         """What is wrong with a part's file, judged without reading it."""

@@ -30,6 +30,9 @@ _MAX_SIZE = 2**63 - 1
 _DATA_ALIGNMENT = 64
 _METADATA = "__metadata__"
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = 200
+
 _DTYPE_BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -113,7 +116,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"duplicate key {_shown(key)}")
+                raise ValueError(f"duplicate key {shown(key)}")
             seen.add(key)
     return result
 
@@ -121,17 +124,17 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_entry(
     path: Path, name: str, description: object, data_start: int, file_size: int
 ) -> TensorEntry:
-    where = f"{path}: tensor {_shown(name)}"
+    where = f"{path}: tensor {shown(name)}"
     if not isinstance(description, dict):
-        raise InputError(f"{where}: expected an object, found {_shown(description)}")
+        raise InputError(f"{where}: expected an object, found {shown(description)}")
     dtype = description.get("dtype")
     if not isinstance(dtype, str):
-        raise InputError(f"{where}: dtype: expected a string, found {_shown(dtype)}")
+        raise InputError(f"{where}: dtype: expected a string, found {shown(dtype)}")
     shape = _sizes(f"{where}: shape", description.get("shape"))
     offsets = _sizes(f"{where}: data_offsets", description.get("data_offsets"))
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise InputError(
-            f"{where}: data_offsets: expected begin <= end, found {_shown(list(offsets))}"
+            f"{where}: data_offsets: expected begin <= end, found {shown(list(offsets))}"
         )
     begin, end = offsets
     if data_start + end > file_size:
@@ -145,7 +148,7 @@ def _read_entry(
     )  # of a dtype that this version does not know, only the place counts
     if bits is not None and count * bits != (end - begin) * 8:
         raise InputError(
-            f"{where}: expected {count * bits / 8:g} bytes for {dtype} {_shown(list(shape))}, "
+            f"{where}: expected {count * bits / 8:g} bytes for {dtype} {shown(list(shape))}, "
             f"found {end - begin}"
         )
     return TensorEntry(name, dtype, shape, path, data_start + begin, end - begin)
@@ -156,7 +159,7 @@ def _sizes(where: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(
         type(size) is int and 0 <= size <= _MAX_SIZE for size in value
     ):
-        raise InputError(f"{where}: expected a list of sizes, found {_shown(value)}")
+        raise InputError(f"{where}: expected a list of sizes, found {shown(value)}")
     return tuple(value)
 
 
@@ -165,7 +168,7 @@ def _num_elements(where: str, shape: tuple[int, ...]) -> int:
     for size in shape:
         count *= size
         if count > _MAX_SIZE:  # at once: the product of a million sizes would take hours
-            raise InputError(f"{where}: {_shown(list(shape))} overflows 63 bits")
+            raise InputError(f"{where}: {shown(list(shape))} overflows 63 bits")
     return count
 
 
@@ -174,7 +177,7 @@ def _check_overlaps(path: Path, entries: dict[str, TensorEntry]) -> None:
     for before, after in pairwise(ordered):
         if after.offset < before.offset + before.nbytes:
             raise InputError(
-                f"{path}: tensors {_shown(before.name)} and {_shown(after.name)} overlap "
+                f"{path}: tensors {shown(before.name)} and {shown(after.name)} overlap "
                 f"at byte {after.offset}"
             )
 
@@ -209,6 +212,6 @@ def create_file(path: Path, specs: Sequence[TensorSpec]) -> dict[str, TensorEntr
     }
 
 
-def _shown(value: object) -> str:
-    """One short line for any value."""
-    return reprlib.repr(value)
+def shown(value: object) -> str:
+    """One line for any value, long enough for a tensor's name."""
+    return _REPR.repr(value)

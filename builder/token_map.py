@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import Regex, Tokenizer, normalizers
 
 from trtllm_engram.builder.config import EngramConfig
+from trtllm_engram.builder.files import read_regular
 from trtllm_engram.plugins import env
 from trtllm_engram.plugins.errors import InputError
 
@@ -50,11 +51,7 @@ def build_token_map(
 
 def load_token_map(path: Path) -> npt.NDArray[np.int32]:
     """The map of any tokenizer.json, from the cache where it is there."""
-    try:
-        content = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot read the tokenizer: {reason}") from error
+    content = read_regular(path)
     entry = _cache_entry(content)
     token_map = None if entry is None else _read_entry(entry)
     if token_map is None:

@@ -7,9 +7,17 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from trtllm_engram.builder.block_sums import BLOCK_BYTES, Progress, sum_blocks
-from trtllm_engram.builder.files import stat_regular
-from trtllm_engram.builder.manifest import Manifest, Part, read_manifest, write_manifest
+from trtllm_engram.builder.files import reading, stat_regular
+from trtllm_engram.builder.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    Part,
+    read_manifest,
+    write_manifest,
+)
 from trtllm_engram.plugins.errors import InputError
 
 
@@ -30,6 +38,7 @@ def verify(
     if checkpoint is not None:
         checkpoint = Path(os.path.abspath(checkpoint))  # noqa: PTH100
     manifest = read_manifest(path, checkpoint)
+    manifest.check_checkpoint()
     problems = []
     present: list[tuple[str, Part]] = []
     for name, part in manifest.parts():
@@ -52,6 +61,8 @@ def verify(
                 f"(bytes {begin} to {begin + block.nbytes}): expected sum "
                 f"{part.block_sums[block.block_idx]}, found {sums[block]}"
             )
+    if not problems:
+        problems = _fingerprint_problems(manifest, path)
     if restamped is not None and not problems:
         write_manifest(path, restamped)
     return problems
@@ -62,7 +73,20 @@ def _file_problem(manifest: Manifest, store: Path, part: Part, restamp: bool) ->
     try:
         return manifest.file_problem(store, part, any_time=restamp)
     except InputError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
         return str(error)
+
+
+def _fingerprint_problems(manifest: Manifest, store: Path) -> list[str]:
+    """What the manifest says of the layout and the token map holds only together."""
+    span = manifest.span(store, manifest.token_map)
+    with reading(span.file):
+        token_map = np.fromfile(span.file, "<i4", span.nbytes // 4, offset=span.offset)
+    found = manifest.layout.fingerprint(token_map)
+    if found == manifest.fingerprint:
+        return []
+    return [f"{store / MANIFEST_FILE}: fingerprint: expected {manifest.fingerprint}, found {found}"]
 
 
 def _restamped(manifest: Manifest, store: Path) -> Manifest:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from trtllm_engram.builder.files import reading
+from trtllm_engram.builder.files import read_regular, reading
 from trtllm_engram.plugins.errors import InputError
 
 
@@ -28,8 +28,7 @@ def read_text(path: str) -> str:
 
 def encode(tokenizer_json: Path, text: str) -> npt.NDArray[np.int32]:
     """Token ids of a text, with nothing added before or after it."""
-    with reading(tokenizer_json):
-        content = tokenizer_json.read_bytes()
+    content = read_regular(tokenizer_json)
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except (KeyboardInterrupt, SystemExit):

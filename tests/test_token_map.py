@@ -166,9 +166,14 @@ class TestBadTokenizer:
         path = write_tokenizer(tmp_path / "tokenizer.json", decoder=decoder)
         self.check(path, "tokenizer.json: expected a tokenizer.json: ")
 
-    @pytest.mark.parametrize("name", ["absent", "", "nul\0"])
+    @pytest.mark.parametrize("name", ["absent", "nul\0"])
     def test_unreadable(self, tmp_path: Path, name: str) -> None:
-        self.check(f"{tmp_path}/{name}", "cannot read the tokenizer: ")
+        self.check(f"{tmp_path}/{name}", ": cannot read: ")
+
+    def test_no_regular_file(self, tmp_path: Path) -> None:
+        self.check(tmp_path, f"{tmp_path}: expected a regular file")
+        os.mkfifo(tmp_path / "pipe")  # would keep a reader waiting
+        self.check(tmp_path / "pipe", "pipe: expected a regular file")
 
     def check(self, path: str | Path, message: str) -> None:
         with pytest.raises(InputError) as caught:

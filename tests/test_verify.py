@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -108,11 +109,29 @@ def test_restamp_takes_a_moved_checkpoint(tmp_path):
     store = tmp_path / "store"
     prepare(checkpoint, store)
     shutil.move(checkpoint, tmp_path / "moved")
-    assert "model" in verify(store)[0]
+    with pytest.raises(InputError, match=r"model: expected the store's checkpoint.*--checkpoint"):
+        verify(store)
     assert verify(store, checkpoint=tmp_path / "moved") == []
     assert verify(store, checkpoint=tmp_path / "moved", restamp=True) == []
     assert read_manifest(store).checkpoint == tmp_path / "moved"
     open_store(store)
+
+
+@pytest.mark.parametrize("restamp", [False, True])
+def test_a_checkpoint_that_is_not_there_is_bad_input(tmp_path, restamp):
+    prepare(small_checkpoint(tmp_path / "model"), tmp_path / "store")
+    for nowhere in (tmp_path / "nowhere", tmp_path / "store/engram.json"):
+        with pytest.raises(InputError, match=f"{nowhere}: expected the store's checkpoint"):
+            verify(tmp_path / "store", nowhere, restamp=restamp)
+
+
+def test_a_fingerprint_that_does_not_follow(store):
+    file = store / "engram.json"
+    manifest = json.loads(file.read_text())
+    manifest["fingerprint"] = "0" * 64
+    file.write_text(json.dumps(manifest))
+    (problem,) = verify(store)
+    assert problem.startswith(f"{file}: fingerprint: expected 0000")
 
 
 def test_no_store(tmp_path):

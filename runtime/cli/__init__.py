@@ -18,12 +18,17 @@ import argparse
 import importlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from trtllm_engram.plugins import env
 from trtllm_engram.plugins.errors import EngramError, InputError
+
+from .streams import set_up_streams
 
 PROGRAM = "trtllm-engram"
 
@@ -59,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     prog = PROGRAM
     try:
-        args, unknown = build_parser(argv).parse_known_args(argv)
+        set_up_streams()
+        with _interrupted_at_once():
+            parser = build_parser(argv)
+        args, unknown = parser.parse_known_args(argv)
         prog = f"{PROGRAM} {args.command}"
         if unknown:
             return _fail(
@@ -115,6 +123,26 @@ def build_parser(argv: Sequence[str]) -> Parser:
             command.epilog = f"example:\n  {module.EXAMPLE}"
             command.set_defaults(run=module.run)
     return parser
+
+
+@contextmanager
+def _interrupted_at_once() -> Iterator[None]:
+    """For imports, which leave nothing behind: in numpy Ctrl-C would become an ImportError."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+
+    def leave(*_: object) -> None:
+        os._exit(_fail(PROGRAM, "interrupted", INTERRUPTED))
+
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _list_commands() -> str:

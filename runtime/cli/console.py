@@ -34,7 +34,13 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 def print_json(document: object, *, compact: bool = False) -> None:
     """The one object on stdout of a command under --json; compact for long lists of numbers."""
-    print(json.dumps(document, indent=None if compact else 2, ensure_ascii=False))
+    indent = None if compact else 2
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # JSON has escapes of its own
+        text = json.dumps(document, indent=indent)
+    print(text)
 
 
 def print_pairs(pairs: Sequence[tuple[str, object]], console: Console | None = None) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from trtllm_engram.builder import EngramConfig, EngramLayout, build_token_map
 from trtllm_engram.builder.checkpoint import TOKENIZER_FILE
 from trtllm_engram.builder.files import write_aside
+from trtllm_engram.builder.layout import read_layout
 from trtllm_engram.builder.manifest import MANIFEST_FILE
 from trtllm_engram.plugins.errors import InputError
 
@@ -42,11 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE.npy", type=Path, help="write int32 [tokens, layers, columns] here"
     )
+    parser.add_argument("--checkpoint", metavar="DIR", help="where a store's checkpoint lies now")
     console.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    hasher = _open(Path(args.model), args.tokenizer)
+    hasher = _open(Path(args.model), args.tokenizer, args.checkpoint)
     ids, dead = read_tokens(args, hasher.tokenizer_json)
     hash_ids = ops.hash_ids(
         hasher.layout,
@@ -71,16 +73,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open(model: Path, tokenizer: Path | None) -> _Hasher:
+def _open(model: Path, tokenizer: Path | None, checkpoint: str | None) -> _Hasher:
     if (model / MANIFEST_FILE).exists():
-        store = open_store(model)
+        store = open_store(model, checkpoint=checkpoint)
         return _Hasher(store.layout, store.token_map, tokenizer or store.tokenizer_json)
-    config = EngramConfig.from_pretrained(model)
+    layout = read_layout(model)
     if tokenizer is None:
         if not model.is_dir():
             raise InputError(f"{model}: a config.json has no tokenizer: expected --tokenizer FILE")
         tokenizer = model / TOKENIZER_FILE
-    return _Hasher(EngramLayout(config), build_token_map(tokenizer, config), tokenizer)
+    return _Hasher(layout, build_token_map(tokenizer, layout.config), tokenizer)
 
 
 def _lines(config: EngramConfig, ids: Ids, hash_ids: Ids) -> Iterator[str]:

@@ -7,9 +7,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trtllm_engram.builder import EngramConfig, EngramLayout
+from trtllm_engram.builder import EngramLayout
 from trtllm_engram.builder.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
 from trtllm_engram.builder.files import reading
+from trtllm_engram.builder.layout import read_layout
 from trtllm_engram.builder.manifest import CHECKPOINT, MANIFEST_FILE, read_manifest
 from trtllm_engram.builder.token_map import load_token_map
 from trtllm_engram.plugins.errors import InputError
@@ -64,16 +65,14 @@ def describe(path: Path, checkpoint: str | None = None) -> dict[str, Any]:
     if path.is_file() and path.name != _CONFIG_FILE and "tokenizer" in path.name:
         return _describe_tokenizer(path)
     if path.is_file() or _CONFIG_FILE in names:
-        return {"kind": "config", "path": str(path)} | _describe_config(
-            EngramConfig.from_pretrained(path)
-        )
+        return {"kind": "config", "path": str(path)} | _describe_layout(read_layout(path))
     raise InputError(
         f"{path}: expected {MANIFEST_FILE}, {INDEX_FILE}, {SINGLE_FILE} or {_CONFIG_FILE} in it"
     )
 
 
-def _describe_config(config: EngramConfig) -> dict[str, Any]:
-    layout = EngramLayout(config)
+def _describe_layout(layout: EngramLayout) -> dict[str, Any]:
+    config = layout.config
     orders = f"orders 2 to {config.max_ngram_size} of {config.n_heads} heads"
     return {
         "layers": list(config.layer_ids),
@@ -92,7 +91,7 @@ def _describe_checkpoint(path: Path) -> dict[str, Any]:
     return {
         "kind": "checkpoint",
         "path": str(path),
-        **_describe_config(checkpoint.config),
+        **_describe_layout(checkpoint.layout),
         "bytes": sum(entry.nbytes for entry in entries),
         "tensors": [
             {
@@ -109,12 +108,14 @@ def _describe_checkpoint(path: Path) -> dict[str, Any]:
 
 def _describe_store(path: Path, checkpoint: str | None) -> dict[str, Any]:
     manifest = read_manifest(path, checkpoint)
+    if checkpoint is not None:
+        manifest.check_checkpoint()
     parts = [(name, part) for name, part in manifest.parts() if name.startswith("layers.")]
     referred = any(part.root == CHECKPOINT for _, part in parts)
     return {
         "kind": "store",
         "path": str(path),
-        **_describe_config(manifest.config),
+        **_describe_layout(manifest.layout),
         "fingerprint": manifest.fingerprint,
         "content_id": manifest.content_id,
         "tables": f"in the checkpoint {manifest.checkpoint}" if referred else "in the store",
