@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of whole stores on a GPU: build, run, capture, other processes, ONNX, the commands."""
 
+import ctypes
 import hashlib
 import json
 import os
@@ -88,9 +89,19 @@ def test_other_projections(store, projection, limit):
 
 
 @on_gpu
-def test_version_compatible_plan(store):
+def test_version_compatible(store):
+    """The flags are set; such plans run in the lean runtime, which not every TensorRT brings."""
+    from trtllm_engram.builder.engine import EngineBuilder
     from trtllm_engram.runtime.engine import Engine
 
+    builder = EngineBuilder(version_compatible=True)
+    flags = builder.trt.BuilderFlag
+    assert builder.config.get_flag(flags.VERSION_COMPATIBLE)
+    assert builder.config.get_flag(flags.EXCLUDE_LEAN_RUNTIME)
+    try:
+        ctypes.CDLL(f"libnvinfer_lean.so.{builder.trt.__version__.split('.')[0]}")
+    except OSError:
+        return
     with Tables.of_store(store):
         engine = Engine(build_plan(store, "compatible.plan", version_compatible=True))
         feed = feed_of(store, 5, 2)
