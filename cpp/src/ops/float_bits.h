@@ -30,6 +30,13 @@ ENGRAM_HOST_DEVICE uint32_t bits_from_float(float value) {
   return bits;
 }
 
+//! yes or no, as masks: of two arms the compiler computes one late, and no loop over that is vector
+//! code.
+ENGRAM_HOST_DEVICE uint32_t select_bits(bool condition, uint32_t yes, uint32_t no) {
+  const uint32_t mask = condition ? ~0u : 0u;
+  return (yes & mask) | (no & ~mask);
+}
+
 ENGRAM_HOST_DEVICE float float_from_bf16(uint16_t bits) {
   return float_from_bits(static_cast<uint32_t>(bits) << 16);
 }
@@ -50,7 +57,7 @@ ENGRAM_HOST_DEVICE float float_from_fp16(uint16_t bits) {
   const uint32_t subnormal =
       bits_from_float(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
   const uint32_t normal = (magnitude << 13) + rebias + (magnitude >= 0x7C00u ? rebias : 0u);
-  return float_from_bits(sign | (magnitude < 0x0400u ? subnormal : normal));
+  return float_from_bits(sign | select_bits(magnitude < 0x0400u, subnormal, normal));
 #endif
 }
 
@@ -65,9 +72,10 @@ ENGRAM_HOST_DEVICE uint16_t fp16_from_float(float value) {
   const uint32_t normal = (rebased + 0x0FFFu + ((rebased >> 13) & 1u)) >> 13;
   // One ulp of 0.5 is one FP16 subnormal step, so the addition does the rounding.
   const uint32_t subnormal = bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3F000000u;
-  const uint32_t in_range = magnitude < 0x38800000u ? subnormal : normal;  // 2^-14
-  const uint32_t finite = magnitude >= 0x47800000u ? 0x7C00u : in_range;   // 2^16
-  return static_cast<uint16_t>(magnitude > 0x7F800000u ? kFp16Nan : sign | finite);
+  const uint32_t in_range = select_bits(magnitude < 0x38800000u, subnormal, normal);  // 2^-14
+  const uint32_t finite = select_bits(magnitude >= 0x47800000u, 0x7C00u, in_range);   // 2^16
+  const bool is_nan = magnitude > 0x7F800000u;
+  return static_cast<uint16_t>(select_bits(is_nan, kFp16Nan, sign | finite));
 #endif
 }
 

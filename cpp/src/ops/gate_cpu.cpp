@@ -37,11 +37,24 @@ struct Element<ENGRAM_FLOAT16> {
   static ENGRAM_HOST_DEVICE uint16_t store(float value) { return fp16_from_float(value); }
 };
 
-ENGRAM_HOST_DEVICE float sum_lanes(const float* lanes) {
-  float sum = 0.0f;
-  for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
-  return sum;
-}
+//! Sums over one copy's elements, which lane i % kLanes adds up.
+struct Sums {
+  float dot[kLanes] = {};
+  float hidden_squares[kLanes] = {};
+  float key_squares[kLanes] = {};
+
+  ENGRAM_HOST_DEVICE void add(int lane, float hidden, float key, float q, float k) {
+    dot[lane] += hidden * q * (k * key);
+    hidden_squares[lane] += hidden * hidden;
+    key_squares[lane] += key * key;
+  }
+
+  static ENGRAM_HOST_DEVICE float total(const float* lanes) {
+    float sum = 0.0f;
+    for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+    return sum;
+  }
+};
 
 template <int kDtype>
 struct GateRange {
@@ -52,21 +65,18 @@ struct GateRange {
   static ENGRAM_HOST_DEVICE float gate_of(const Type* hidden, const uint16_t* key,
                                           const uint16_t* q, const uint16_t* k, int size,
                                           float eps) {
-    float dot[kLanes] = {};
-    float hidden_squares[kLanes] = {};
-    float key_squares[kLanes] = {};
-    for (int first = 0; first < size; first += kLanes) {
-      const int num_lanes = size - first < kLanes ? size - first : kLanes;
-      for (int lane = 0; lane < num_lanes; ++lane) {
-        const int i = first + lane;
-        const float h = Hidden::load(hidden[i]);
-        const float key_value = float_from_bf16(key[i]);
-        dot[lane] += h * float_from_bf16(q[i]) * (float_from_bf16(k[i]) * key_value);
-        hidden_squares[lane] += h * h;
-        key_squares[lane] += key_value * key_value;
-      }
+    Sums sums;
+    const auto add = [&](int lane, int i) __attribute__((always_inline)) {
+      sums.add(lane, Hidden::load(hidden[i]), float_from_bf16(key[i]), float_from_bf16(q[i]),
+               float_from_bf16(k[i]));
+    };
+    int first = 0;
+    for (; first + kLanes <= size; first += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) add(lane, first + lane);
     }
-    return gate_value(sum_lanes(dot), sum_lanes(hidden_squares), sum_lanes(key_squares), size, eps);
+    for (int lane = 0; first + lane < size; ++lane) add(lane, first + lane);
+    return gate_value(Sums::total(sums.dot), Sums::total(sums.hidden_squares),
+                      Sums::total(sums.key_squares), size, eps);
   }
 
   static ENGRAM_HOST_DEVICE void run(const engram_gate_args& args, int64_t begin, int64_t end) {
