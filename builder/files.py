@@ -78,7 +78,8 @@ def write_aside(path: Path) -> Iterator[Path]:
             scratch.replace(path)
             sync(path.parent)
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # none there, or a disk that can be read only
+            scratch.unlink()
 
 
 def sync(path: Path) -> None:

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+
+from trtllm_engram.plugins.errors import EngramError, InputError
 
 from . import _native
 from .gpus import probe_driver
@@ -19,8 +22,15 @@ def why_no_gpu() -> str:
         return driver.error
     if not driver.gpus:
         return "the driver shows no GPU"
-    if not _native.build_info()["cuda"]:
+    info = _native.build_info()
+    if not info["cuda"]:
         return "the library is a CPU-only build"
+    if driver.cuda_version < (int(info["cuda"].partition(".")[0]), 0):
+        major, minor = driver.cuda_version
+        return (
+            f"the library needs driver {info['minimum_driver']} or newer, found "
+            f"{driver.version or 'one'} for CUDA {major}.{minor}"
+        )
     if importlib.util.find_spec("cuda") is None:
         return "cuda-python is missing: pip install 'trtllm-engram[cuda]'"
     return ""
@@ -28,6 +38,20 @@ def why_no_gpu() -> str:
 
 def choose_device(device: str) -> str:
     """`device` itself, or for "auto" the first GPU where one can be used, else the CPU."""
-    if device != AUTO:
-        return device
-    return CPU if why_no_gpu() else "cuda:0"
+    if device == AUTO:
+        return CPU if why_no_gpu() else "cuda:0"
+    if parse_device(device) is not None:
+        reason = why_no_gpu()
+        if reason:
+            raise EngramError(f"{device}: {reason}")
+    return device
+
+
+def parse_device(device: str) -> int | None:
+    """The CUDA ordinal, None for the CPU."""
+    if device == CPU:
+        return None
+    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", device)
+    if match is None:
+        raise InputError(f"device: expected cpu or cuda:N, found {device!r}")
+    return int(match[1] or 0)

@@ -45,6 +45,8 @@ _HIDDEN_DTYPES = {
     "float32": _native.Dtype.FLOAT32,
 }
 
+_PROJECT_KERNELS = {kernel.name.lower(): kernel for kernel in _native.ProjectKernel}
+
 
 def hash_ids(
     layout: EngramLayout,
@@ -248,16 +250,29 @@ def stage_mxfp8(
 
 
 def project(
-    x: Array, weight: Array, scale: Array, *, out: Array | None = None, stream: Any = None
+    x: Array,
+    weight: Array,
+    scale: Array,
+    *,
+    kernel: str = "auto",
+    out: Array | None = None,
+    stream: Any = None,
 ) -> Any:
     """Keys and value of each token, BF16 [T, out]: x W^T with FP32 sums, rounded once.
+
+    A token's result does not depend on the tokens beside it.
 
     Args:
         x: BF16 [T, in], the result of lookup.
         weight: FP8 [out, in], out = (hc_mult+1)*hidden.
         scale: E8M0 [ceil(out/32), ceil(in/32)], one per block of 32x32 weights.
+        kernel: GPU alone: generic, or one of sm90_16 to sm90_256, instead of the fastest there is.
         out: BF16 [T, out].
     """
+    if kernel not in _PROJECT_KERNELS:
+        raise InputError(
+            f"project: kernel: expected one of {', '.join(_PROJECT_KERNELS)}, found {kernel!r}"
+        )
     call = Call("project", stream, x=x, weight=weight, scale=scale, out=out)
     weights = call.input("weight", FP8, (None, None))
     out_features, in_features = weights.shape
@@ -274,6 +289,7 @@ def project(
             num_tokens=num_tokens,
             in_features=in_features,
             out_features=out_features,
+            kernel=_PROJECT_KERNELS[kernel],
         )
     )
     return result.array
@@ -330,7 +346,7 @@ def gate(
             hc_mult=hc_mult,
             hidden_size=hidden_size,
             dtype=_HIDDEN_DTYPES[residual.dtype],
-            eps=float(eps),
+            eps=_number("gate: eps", eps),
         )
     )
     return result.array
@@ -377,7 +393,7 @@ def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.L
         scales=scales.pointer,
         ids=ids.pointer,
         ids_stride=stride,
-        first_row=operator.index(first_row),
+        first_row=_integer(f"{call.op}: first_row", first_row),
         num_rows=num_rows,
         num_tokens=num_tokens,
         num_columns=num_columns,
@@ -386,14 +402,34 @@ def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.L
     )
 
 
+def _integer(where: str, value: object) -> int:
+    """Any kind of integer that 63 bits hold: the C ABI would take other bits for it."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**63:
+        raise InputError(f"{where}: expected an integer of 63 bits, found {value!r}")
+    return number
+
+
 def _check_head_dim(where: str, head_dim: int) -> None:
-    if head_dim <= 0 or head_dim % SCALE_BLOCK:
+    if _integer(where, head_dim) <= 0 or head_dim % SCALE_BLOCK:
         raise InputError(f"{where}: expected a multiple of {SCALE_BLOCK}, found {head_dim}")
+
+
+def _number(where: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where}: expected a number, found {value!r}") from None
 
 
 def _pair(op: str, out: tuple[Array, Array] | None) -> dict[str, Array]:
     if out is None:
         return {}
     if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise InputError(f"{op}: out: expected a pair of arrays (values, scales), found {out!r}")
+        raise InputError(
+            f"{op}: out: expected a pair of arrays (values, scales), found {type(out).__name__}"
+        )
     return {"out_values": out[0], "out_scales": out[1]}

@@ -12,7 +12,6 @@ hidden is one, else DeviceArrays.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +24,10 @@ from trtllm_engram.plugins.errors import InputError
 from . import ops
 from .arrays import Array
 from .device_array import DeviceArray, cuda, current_device
+from .devices import CPU, parse_device
 from .hidden import HiddenSource
 from .store import Store
 
-CPU = "cpu"
 _RESERVED_BYTES = 2 << 30  # of GPU memory, for weights, activations and the CUDA context
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -280,16 +279,6 @@ class _LayerIds:
             "strides": (num_layers * num_columns * item, item),
             "data": (pointer + offset, read_only),
         }
-
-
-def parse_device(device: str) -> int | None:
-    """The CUDA ordinal, None for the CPU."""
-    if device == CPU:
-        return None
-    match = re.fullmatch(r"cuda(?::(\d+))?", device)
-    if match is None:
-        raise InputError(f"device: expected cpu or cuda:N, found {device!r}")
-    return int(match[1] or 0)
 
 
 def _as_ids(token_ids: TokenIds, vocab_size: int) -> _Ids:

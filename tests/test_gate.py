@@ -183,6 +183,8 @@ def test_refused(arrays, text):
 def test_refused_eps():
     with pytest.raises(InputError, match="gate: eps: expected 0 to 1, got -1"):
         ops.gate(HIDDEN, KV, Q_WEIGHT, K_WEIGHT, -1.0)
+    with pytest.raises(InputError, match="gate: eps: expected a number, found 'x'"):
+        ops.gate(HIDDEN, KV, Q_WEIGHT, K_WEIGHT, "x")
 
 
 def test_refused_mask():

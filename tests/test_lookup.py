@@ -247,6 +247,13 @@ def test_refused(arrays, text):
         ops.lookup(*arrays)
 
 
+@pytest.mark.parametrize("first_row", [-1, 2**63, 1.0, None], ids=repr)
+def test_refused_first_row(first_row):
+    text = f"lookup: first_row: expected an integer of 63 bits, found {first_row!r}"
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        ops.lookup(VALUES, SCALES, IDS, first_row)
+
+
 def test_refused_out():
     with pytest.raises(InputError, match=r"out: expected bfloat16 or uint16 \[5, 1024\], found"):
         ops.lookup(VALUES, SCALES, IDS, out=np.empty((5, 1024), np.float32))

@@ -74,6 +74,7 @@ def test_out_is_overwritten(device):
     ("packed", "head_dim", "text"),
     [
         (packed_rows(2, 1), 250, "head_dim: expected a multiple of 32, found 250"),
+        (packed_rows(2, 1), "256", "head_dim: expected an integer of 63 bits, found '256'"),
         (
             packed_rows(2, 1)[:, :263].copy(),
             256,
@@ -91,11 +92,16 @@ def test_out_is_overwritten(device):
             "found shape [2, 264] with strides of [528, 1] bytes",
         ),
     ],
-    ids=["head_dim", "row_bytes", "dtype", "strided"],
+    ids=["head_dim", "head_dim_type", "row_bytes", "dtype", "strided"],
 )
 def test_refused(packed, head_dim, text):
     with pytest.raises(InputError, match=f"^stage_mxfp8: {re.escape(text)}$"):
         ops.stage_mxfp8(packed, head_dim)
+
+
+def test_refused_out():
+    with pytest.raises(InputError, match=r"expected a pair of arrays .*, found ndarray$"):
+        ops.stage_mxfp8(packed_rows(2, 1), out=np.zeros((2, 256), np.uint8))
 
 
 @pytest.mark.gpu

@@ -20,11 +20,11 @@ from trtllm_engram.builder.files import write_aside, write_at
 from trtllm_engram.builder.safetensors_file import TensorEntry, TensorSpec, create_file
 from trtllm_engram.plugins.errors import InputError
 
-from ..devices import AUTO, choose_device
+from ..devices import AUTO, choose_device, parse_device
 from ..engine import Engine
 from ..engine_session import EngineSession
 from ..hidden import FileHidden, HiddenSource, SeededHidden
-from ..session import Chunk, EngramSession, parse_device
+from ..session import Chunk, EngramSession
 from ..store import Store, open_store
 from ..tables import Tables
 from . import console
