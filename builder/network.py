@@ -22,7 +22,7 @@ import numpy as np
 from trtllm_engram.builder import nodes
 from trtllm_engram.builder.layout import EngramLayout
 from trtllm_engram.builder.nodes import Host, Node
-from trtllm_engram.plugins.errors import EngramError
+from trtllm_engram.builder.tensorrt_log import told
 from trtllm_engram.plugins.registration import create_plugin, import_tensorrt
 
 Network = Any  # tensorrt.INetworkDefinition
@@ -242,9 +242,8 @@ def add(network: Network, node: Node) -> tuple[ITensor, ...]:
         constant(network, value) if isinstance(value, np.ndarray) else value
         for value in node.inputs.values()
     ]
-    layer = network.add_plugin_v3(tensors, [], plugin)
-    if layer is None:
-        raise EngramError(f"{node.op}: TensorRT refused its inputs; its log says why")
+    with told(node.op) as failure:
+        layer = failure.check(network.add_plugin_v3(tensors, [], plugin))
     return tuple(layer.get_output(index) for index in range(layer.num_outputs))
 
 

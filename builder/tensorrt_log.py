@@ -72,7 +72,17 @@ class Failure:
             raise EngramError(f"{self.what}: TensorRT failed: {self.text()}")
         return result
 
+    def check_plugins(self) -> None:
+        """Raises what our plugins complained of, where TensorRT goes on all the same.
+
+        10.6 makes an execution context although a plugin refused it, and fails in its first run.
+        """
+        if self._ours():
+            raise EngramError(f"{self.what}: TensorRT failed: {self.text()}")
+
     def text(self) -> str:
         """What went wrong, in one line; our own plugins' words come first."""
-        ours = [line for line in self.lines if "Engram" in line]
-        return " ".join((ours or self.lines or ["it said nothing"])[0].split())
+        return " ".join((self._ours() or self.lines or ["it said nothing"])[0].split())
+
+    def _ours(self) -> list[str]:
+        return [line for line in self.lines if "Engram" in line]

@@ -138,6 +138,7 @@ class Execution:
         with current_device(engine.device), told("execution context") as failure:
             self._stream = int(cuda("cudaStreamCreateWithFlags", 1))  # cudaStreamNonBlocking
             self._context = failure.check(engine.cuda_engine.create_execution_context())
+            failure.check_plugins()
             chosen = self._context.set_optimization_profile_async(profile, self._stream)
             failure.check(chosen)
             cuda("cudaStreamSynchronize", self._stream)

@@ -15,8 +15,8 @@ def build_plan(store, name="engine.plan", options=CHECKED, **changes):
     from trtllm_engram.builder.engine import build
 
     path = store.path.parent / name
-    sizes = {"max_batch": MAX_BATCH, "max_tokens": MAX_TOKENS}
-    build(store, path, options=options, timing_cache=None, **{**sizes, **changes})
+    defaults = {"max_batch": MAX_BATCH, "max_tokens": MAX_TOKENS, "timing_cache": None}
+    build(store, path, options=options, **{**defaults, **changes})
     return path
 
 

@@ -304,7 +304,7 @@ def test_compare_command(store, outputs, feed, tmp_path, capsys, spoil):
     from trtllm_engram.runtime.cli import main
 
     plan = tmp_path / "engine.plan"
-    build(store, plan, max_batch=8, max_tokens=64, options=ModelOptions(check_outputs=True))
+    build(store, plan, max_batch=64, max_tokens=64, options=ModelOptions(check_outputs=True))
     bound = store
     if spoil is not None:
         row = int(outputs["hash_ids"][5, 0, 7])

@@ -277,11 +277,11 @@ def test_rank_slices(golden_store, rng, num_tokens, num_ranks):
     padded = np.concatenate([ids, np.full((count * num_ranks - num_tokens, 1, 24), -1, np.int32)])
     for rank in range(num_ranks):
         found = run_network(
-            lambda net, ids, hidden, rank=rank: {"ids": network.rank_ids(net, ids, hidden, rank)},
+            lambda net, ids, hidden, rank=rank: {"part": network.rank_ids(net, ids, hidden, rank)},
             {"ids": ids, "hidden": hidden},
             least={"ids": 1},
         )
-        np.testing.assert_array_equal(found["ids"], padded[rank * count :][:count])
+        np.testing.assert_array_equal(found["part"], padded[rank * count :][:count])
 
 
 @on_gpu

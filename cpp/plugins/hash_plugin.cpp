@@ -2,7 +2,6 @@
 //! EngramHash: token ids to row ids. Inputs and fields: hash_spec() below; arithmetic: layout.h.
 #include "engram/layout.h"
 #include "engram/ops.h"
-#include "engram/row.h"
 #include "plugin.h"
 
 namespace engram::plugins {
@@ -105,7 +104,6 @@ class HashOp final : public Op {
     args.positions_dtype = call.input_descs[positions_[kPositions]].type == DataType::kINT64
                                ? ENGRAM_INT64
                                : ENGRAM_INT32;
-    if (args.num_tokens == 0) return keep_window(args, call.stream);
     check_hash(args);
     return hash_cuda(args, call.fault, call.stream);
   }
@@ -132,16 +130,6 @@ class HashOp final : public Op {
 
   int64_t num_requests(const Sizes& sizes) const {
     return has_boundaries_ ? sizes['P'] - 1 : sizes['T'];
-  }
-
-  //! Requests without a single token hand on the window they came with.
-  static cudaError_t keep_window(const engram_hash_args& args, cudaStream_t stream) {
-    const auto bytes = static_cast<size_t>(row_offset(args.num_requests, args.max_ngram_size - 1)) *
-                       sizeof(int32_t);
-    if (args.lookback_ids == nullptr)
-      return cudaMemsetAsync(args.next_lookback_ids, 0xFF, bytes, stream);
-    return cudaMemcpyAsync(args.next_lookback_ids, args.lookback_ids, bytes,
-                           cudaMemcpyDeviceToDevice, stream);
   }
 
   int32_t pad_token_id_;
