@@ -118,11 +118,29 @@ def test_cpu_build_requires_nothing(toolchain: ModuleType, monkeypatch: pytest.M
 def test_required_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: str, body: str, code: int
 ) -> None:
-    conftest = (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(conftest + "\nNEEDS.clear()\n")
-    (tmp_path / "test_it.py").write_text(f"import pytest\npytestmark = pytest.mark.gpu\n{body}\n")
     monkeypatch.setenv("TRTLLM_ENGRAM_REQUIRE", required)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path]
-    assert (
-        subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == code
-    )
+    marked = f"import pytest\npytestmark = pytest.mark.gpu\n{body}\n"
+    assert run_pytest(tmp_path, "NEEDS.clear()", marked) == code
+
+
+@pytest.mark.parametrize(("required", "code"), [("trt", 0), ("gpu", 1), ("gpu,trt", 1)])
+def test_only_the_missing_part_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: str, code: int
+) -> None:
+    """A test of two parts, one of which the machine has."""
+    monkeypatch.setenv("TRTLLM_ENGRAM_REQUIRE", required)
+    needs = "NEEDS.update(gpu=lambda: 'no GPU here', trt=lambda: '')"
+    marked = "import pytest\npytestmark = [pytest.mark.gpu, pytest.mark.trt]\n" + PASSING
+    assert run_pytest(tmp_path, needs, marked) == code
+
+
+def run_pytest(folder: Path, needs: str, test: str) -> int:
+    """The exit code of a test module's run under the suite's conftest with other NEEDS."""
+    conftest = (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
+    (folder / "conftest.py").write_text(f"{conftest}\n{needs}\n")
+    (folder / "test_it.py").write_text(test)
+    helpers = f"pythonpath={ROOT / 'tests'}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", helpers]
+    return subprocess.run(
+        [*command, folder], cwd=folder, capture_output=True, check=False
+    ).returncode
