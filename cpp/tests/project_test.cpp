@@ -30,14 +30,15 @@ struct ProjectCase {
 
   std::vector<uint16_t> run(int num_threads) const {
     std::vector<uint16_t> out(static_cast<size_t>(num_tokens * num_out), 0xABCD);
-    project_cpu({.x = x.data(),
-                 .weight = weight.data(),
-                 .scale = scale.data(),
-                 .out = out.data(),
-                 .num_tokens = num_tokens,
-                 .in_features = num_in,
-                 .out_features = num_out},
-                num_threads);
+    engram_project_args args = {};
+    args.x = x.data();
+    args.weight = weight.data();
+    args.scale = scale.data();
+    args.out = out.data();
+    args.num_tokens = num_tokens;
+    args.in_features = num_in;
+    args.out_features = num_out;
+    project_cpu(args, num_threads);
     return out;
   }
 

@@ -85,9 +85,14 @@ ENGRAM_HOST_DEVICE uint16_t bf16_from_fp8(uint8_t value, uint8_t scale) {
   return static_cast<uint16_t>(sign | (kept + up));
 }
 
-//! Scales for which bf16_from_fp8_normal is exact for every non-NaN FP8 value: no result is
-//! subnormal or infinite.
-ENGRAM_HOST_DEVICE bool is_normal_scale(uint8_t scale) { return scale >= 10 && scale <= 246; }
+//! Scales for which bf16_from_fp8_normal is exact for every FP8 value: no result is subnormal or
+//! infinite.
+constexpr uint8_t kLowestNormalScale = 10;
+constexpr uint8_t kHighestNormalScale = 246;
+
+ENGRAM_HOST_DEVICE bool is_normal_scale(uint8_t scale) {
+  return scale >= kLowestNormalScale && scale <= kHighestNormalScale;
+}
 
 ENGRAM_HOST_DEVICE constexpr uint16_t smaller(uint16_t a, uint16_t b) { return b < a ? b : a; }
 
@@ -102,7 +107,7 @@ ENGRAM_HOST_DEVICE constexpr uint16_t bf16_from_fp8_normal(uint16_t value, uint8
   const uint16_t two = static_cast<uint16_t>((m << 6) + 128);
   const uint16_t one = static_cast<uint16_t>(m << 7);
   const uint16_t lowest = smaller(smaller(one, two), smaller(four, normal));
-  const uint16_t scaled = static_cast<uint16_t>(lowest + ((scale - 10) << 7));
+  const uint16_t scaled = static_cast<uint16_t>(lowest + ((scale - kLowestNormalScale) << 7));
   const uint16_t magnitude = lowest == 0 ? uint16_t{0} : scaled;
   const uint16_t nan = (kFp8NanMagnitude << 4) + 384;
   return lowest == nan ? kBf16Nan : static_cast<uint16_t>(magnitude | (value & 0x80) << 8);

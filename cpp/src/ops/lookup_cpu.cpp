@@ -9,7 +9,7 @@
 #include "check.h"
 #include "engram/layout.h"
 #include "engram/ops.h"
-#include "ops/convert_row.h"
+#include "ops/convert_rows.h"
 #include "ops/staged_scales.h"
 #include "parallel.h"
 
@@ -19,13 +19,7 @@ namespace {
 constexpr int64_t kRowsPerRange = 1024;
 constexpr int64_t kRowsPerBatch = 16;
 constexpr int kCacheLine = 64;
-constexpr int kStreamBytes = 16;
-constexpr int64_t kCachedBytes = 8 << 20;  // an output beyond this is written past the caches
-
-struct Row {
-  const uint8_t* values;  // null: reads as zeros
-  const uint8_t* scales;
-};
+constexpr int64_t kCachedValues = 4 << 20;  // a BF16 output beyond this is written past the caches
 
 //! The rows of tokens in order.
 class RowCursor {
@@ -73,44 +67,34 @@ class Bf16Writer {
   explicit Bf16Writer(const engram_lookup_args& args)
       : out_(static_cast<uint16_t*>(args.out)),
         head_dim_(args.head_dim),
-        row_(static_cast<size_t>(args.head_dim)) {
+        convert_(widest_convert_rows(args.head_dim)) {
 #if defined(__x86_64__)
-    const int64_t num_bytes =
-        row_offset(row_offset(args.num_tokens, args.num_columns), row_bytes());
-    streams_ = num_bytes > kCachedBytes && reinterpret_cast<uintptr_t>(out_) % kStreamBytes == 0;
+    const int64_t num_values = row_offset(row_offset(args.num_tokens, args.num_columns), head_dim_);
+    const bool aligned = reinterpret_cast<uintptr_t>(out_) % sizeof(__m128i) == 0;
+    if (aligned && num_values > kCachedValues) {
+      streamed_.resize(static_cast<size_t>(row_offset(kRowsPerBatch, head_dim_)));
+    }
 #endif
   }
 
-  void write(const Row& row, int64_t index) {
+  void write(const Row* rows, int64_t num_rows, int64_t index) {
     uint16_t* const out = out_ + row_offset(index, head_dim_);
-    if (row.values == nullptr) {
-      memset(out, 0, static_cast<size_t>(row_bytes()));
-    } else if (streams_) {
-      convert_(row.values, row.scales, head_dim_, row_.data());
-      stream(out);
-    } else {
-      convert_(row.values, row.scales, head_dim_, out);
+    convert_(rows, num_rows, head_dim_, streamed_.empty() ? out : streamed_.data());
+#if defined(__x86_64__)
+    if (streamed_.empty()) return;
+    const auto* const from = reinterpret_cast<const __m128i*>(streamed_.data());
+    const int64_t num_vectors = row_offset(num_rows, head_dim_) * 2 / int64_t{sizeof(__m128i)};
+    for (int64_t i = 0; i < num_vectors; ++i) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(out) + i, _mm_loadu_si128(from + i));
     }
+#endif
   }
 
  private:
-  int64_t row_bytes() const { return head_dim_ * int64_t{sizeof(uint16_t)}; }
-
-  void stream(uint16_t* out) const {
-#if defined(__x86_64__)
-    const auto* const from = reinterpret_cast<const __m128i*>(row_.data());
-    auto* const to = reinterpret_cast<__m128i*>(out);
-    for (int64_t i = 0; i < row_bytes() / kStreamBytes; ++i) {
-      _mm_stream_si128(to + i, _mm_loadu_si128(from + i));
-    }
-#endif
-  }
-
   uint16_t* out_;
   int head_dim_;
-  std::vector<uint16_t> row_;
-  bool streams_ = false;
-  ConvertRow convert_ = widest_convert_row();
+  ConvertRows convert_;
+  std::vector<uint16_t> streamed_;  // a batch on its way past the caches
 };
 
 //! Writes rows as bytes: packed, or values and scales apart.
@@ -128,7 +112,12 @@ class ByteWriter {
     scales_ = values_ + args.head_dim;
   }
 
-  void write(const Row& row, int64_t index) {
+  void write(const Row* rows, int64_t num_rows, int64_t index) {
+    for (int64_t i = 0; i < num_rows; ++i) write_row(rows[i], index + i);
+  }
+
+ private:
+  void write_row(const Row& row, int64_t index) {
     uint8_t* const values = values_ + row_offset(index, values_pitch_);
     copy(row.values, args_.head_dim, values);
     if (args_.form != ENGRAM_ROWS_MXFP8_128X4) {
@@ -141,7 +130,6 @@ class ByteWriter {
     }
   }
 
- private:
   static void copy(const uint8_t* from, int num_bytes, uint8_t* to) {
     if (from == nullptr) {
       memset(to, 0, static_cast<size_t>(num_bytes));
@@ -171,7 +159,8 @@ void lookup_range(const engram_lookup_args& args, int64_t begin, int64_t end) {
   int64_t num_rows = begin_batch(cursor, last - index, args.head_dim, rows);
   while (num_rows > 0) {
     const int64_t num_next = begin_batch(cursor, last - index - num_rows, args.head_dim, next_rows);
-    for (int64_t i = 0; i < num_rows; ++i) writer.write(rows[i], index++);
+    writer.write(rows, num_rows, index);
+    index += num_rows;
     std::swap(rows, next_rows);
     num_rows = num_next;
   }
