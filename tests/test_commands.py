@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import os
 import subprocess
 from pathlib import Path
@@ -160,12 +161,14 @@ def test_verify_names_file_and_block_and_restamps(run, files, tmp_path):
     assert "block 0 of layers.5.engram.embed.weight" in line
 
 
-def test_inspect_tells_what_it_is(run):
+def test_inspect_tells_what_it_is(run, files):
+    shutil.copy(files / "checkpoint/tokenizer.json", files / "words of some name")
     for path, kind in (
         ("checkpoint", "checkpoint"),
         ("store", "store"),
         ("checkpoint/config.json", "config"),
         ("checkpoint/tokenizer.json", "tokenizer"),
+        ("words of some name", "tokenizer"),
     ):
         _, out, _ = run("inspect", path)
         assert out.splitlines()[0].split() == ["kind", kind]

@@ -94,10 +94,10 @@ def test_rows_past_int32() -> None:
 
 
 def test_fingerprint_is_of_the_documented_json() -> None:
-    layout = make_layout()
+    layout = make_layout(engram_pad_token_id=3)  # whose compressed id is another number
     config = layout.config
     text = (
-        '{"block":32,"compressed_pad_id":2,"format":"fp8_e4m3_e8m0","hash":"deepseek_v4.1",'
+        '{"block":32,"compressed_pad_id":1,"format":"fp8_e4m3_e8m0","hash":"deepseek_v4.1",'
         f'"head_dim":{config.head_dim},"layer_ids":{list(config.layer_ids)},'
         f'"max_ngram_size":3,"multipliers":{layout.multipliers.tolist()},"n_heads":4,'
         f'"primes":{layout.primes.tolist()},"token_map":"{token_map_digest(TOKEN_MAP)}"}}'

@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 from trtllm_engram.builder import EngramLayout
-from trtllm_engram.builder.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
-from trtllm_engram.builder.files import reading
+from trtllm_engram.builder.checkpoint import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    TOKENIZER_FILE,
+    Checkpoint,
+)
+from trtllm_engram.builder.files import read_regular, reading
 from trtllm_engram.builder.layout import read_layout
 from trtllm_engram.builder.manifest import CHECKPOINT, MANIFEST_FILE, read_manifest
 from trtllm_engram.builder.token_map import load_token_map
@@ -57,14 +63,15 @@ def describe(path: Path, checkpoint: str | None = None) -> dict[str, Any]:
             raise InputError(
                 f"{path}: expected a checkpoint, store, config or tokenizer, found nothing"
             )
-        names = {child.name for child in path.iterdir()} if path.is_dir() else set()
+        is_folder = path.is_dir()
+        names = {child.name for child in path.iterdir()} if is_folder else set()
     if MANIFEST_FILE in names:
         return _describe_store(path, checkpoint)
     if names & {INDEX_FILE, SINGLE_FILE}:
         return _describe_checkpoint(path)
-    if path.is_file() and path.name != _CONFIG_FILE and "tokenizer" in path.name:
+    if not is_folder and _is_tokenizer(path):
         return _describe_tokenizer(path)
-    if path.is_file() or _CONFIG_FILE in names:
+    if not is_folder or _CONFIG_FILE in names:
         return {"kind": "config", "path": str(path)} | _describe_layout(read_layout(path))
     raise InputError(
         f"{path}: expected {MANIFEST_FILE}, {INDEX_FILE}, {SINGLE_FILE} or {_CONFIG_FILE} in it"
@@ -131,6 +138,18 @@ def _describe_store(path: Path, checkpoint: str | None) -> dict[str, Any]:
             for name, part in parts
         ],
     }
+
+
+def _is_tokenizer(path: Path) -> bool:
+    """By its name or, whatever the name, by the tokenization model that it holds."""
+    content = read_regular(path)
+    if path.name == TOKENIZER_FILE:
+        return True
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return False  # nor a config: that reader says what is wrong
+    return isinstance(data, dict) and isinstance(data.get("model"), dict)
 
 
 def _describe_tokenizer(path: Path) -> dict[str, Any]:
