@@ -2,7 +2,9 @@
 #include "lane.h"
 
 #include <map>
-#include <mutex>
+#include <utility>
+
+#include "engram/error.h"
 
 namespace engram::plugins {
 
@@ -44,24 +46,31 @@ std::shared_ptr<PrefetchLane> PrefetchLane::of(const void* context, const std::s
   const RelaxedCapture relaxed;
   return find_or_make(&lanes.lanes, {context, table}, [&] {
     return std::make_shared<PrefetchLane>(
-        find_or_make(&lanes.streams, context, [] { return std::make_shared<SideStream>(); }));
+        find_or_make(&lanes.streams, context, [] { return std::make_shared<SideStream>(); }),
+        table);
   });
 }
 
-PrefetchLane::PrefetchLane(std::shared_ptr<SideStream> side)
-    : side_(std::move(side)), forked_(make_event()), done_(make_event()) {}
+PrefetchLane::PrefetchLane(std::shared_ptr<SideStream> side, std::string table)
+    : side_(std::move(side)),
+      table_(std::move(table)),
+      forked_(make_event()),
+      done_(make_event()) {}
+
+void PrefetchLane::join(cudaStream_t main, const void* rows) {
+  const std::lock_guard lock(mutex_);
+  ENGRAM_CHECK(rows_ == rows && rows != nullptr, "rows: expected those that an EngramPrefetch of '",
+               table_, "' in this execution context has started, found ",
+               rows_ == nullptr ? "none started" : "others");
+  rows_ = nullptr;
+  check_cuda(cudaStreamWaitEvent(main, done_.get(), 0), "join of the side stream");
+}
 
 cudaStream_t PrefetchLane::side_stream() const { return side_->stream.get(); }
 
-cudaError_t PrefetchLane::fork(cudaStream_t main) const {
-  const cudaError_t code = cudaEventRecord(forked_.get(), main);
-  return code != cudaSuccess ? code : cudaStreamWaitEvent(side_stream(), forked_.get(), 0);
-}
-
-cudaError_t PrefetchLane::done() const { return cudaEventRecord(done_.get(), side_stream()); }
-
-cudaError_t PrefetchLane::wait(cudaStream_t main) const {
-  return cudaStreamWaitEvent(main, done_.get(), 0);
+void PrefetchLane::fork(cudaStream_t main) const {
+  check_cuda(cudaEventRecord(forked_.get(), main), "fork of the side stream");
+  check_cuda(cudaStreamWaitEvent(side_stream(), forked_.get(), 0), "fork of the side stream");
 }
 
 }  // namespace engram::plugins

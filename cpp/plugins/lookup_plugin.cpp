@@ -26,10 +26,7 @@ class LookupOp final : public RowsOp {
 
   cudaError_t enqueue(const Call& call) const override {
     if (!prefetched_) return gather(call.sizes, call.inputs[hash_ids_], call.outputs, call.stream);
-    if (lane_ != nullptr) {
-      const cudaError_t code = lane_->wait(call.stream);
-      if (code != cudaSuccess) return code;
-    }
+    if (lane_ != nullptr) lane_->join(call.stream, call.inputs[hash_ids_ + 1]);
     for (size_t i = 0; i < outputs().size(); ++i) {
       const cudaError_t code =
           cudaMemcpyAsync(call.outputs[i], call.inputs[hash_ids_ + 1 + static_cast<int>(i)],

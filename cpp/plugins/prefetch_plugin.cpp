@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! EngramPrefetch: starts a lookup on a side stream. Its outputs are ready after the EngramLookup
 //! that takes them (prefetched = 1) has waited, and may be read by nothing else.
-#include "cuda_support.h"
 #include "lane.h"
 #include "rows_op.h"
 
@@ -24,9 +23,10 @@ class PrefetchOp final : public RowsOp {
     // While building nobody waits: TensorRT times this plugin alone, and may free its outputs at
     // once.
     if (lane_ == nullptr) return gather(call.sizes, call.inputs[0], call.outputs, call.stream);
-    check_cuda(lane_->fork(call.stream), "fork of the side stream");
-    check_cuda(gather(call.sizes, call.inputs[0], call.outputs, lane_->side_stream()), "launch");
-    return lane_->done();
+    lane_->start(call.stream, call.outputs[0], [&](cudaStream_t side) {
+      return gather(call.sizes, call.inputs[0], call.outputs, side);
+    });
+    return cudaSuccess;
   }
 
  private:
