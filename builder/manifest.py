@@ -12,6 +12,7 @@
     token_map         part, I32 [vocab]: raw token id to compressed id
     tokenizer         part, U8: tokenizer.json
     layers            one object per Engram layer: layer, and tensors with its six parts
+    manifest_sum      XXH3-128 of all other keys as JSON, keys sorted, no spaces; for verify
 
 A part is raw little-endian bytes in a file: root ("store" or "checkpoint"), file (relative),
 offset, shape, dtype, file_size and mtime_ns of that file when it was prepared, block_sums (one per
@@ -30,11 +31,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from trtllm_engram.builder.block_sums import Span, num_blocks, sum_root
 from trtllm_engram.builder.checkpoint import SCALES, TENSORS, VALUES, tensor_shapes
 from trtllm_engram.builder.config import EngramConfig
-from trtllm_engram.builder.files import reading, resolve_member, stat_regular, write_aside
+from trtllm_engram.builder.files import (
+    read_regular,
+    reading,
+    resolve_member,
+    stat_regular,
+    write_aside,
+)
 from trtllm_engram.builder.layout import EngramLayout
+from trtllm_engram.builder.safetensors_file import shown
 from trtllm_engram.plugins.errors import InputError
 
 MANIFEST_FILE = "engram.json"
@@ -47,6 +57,7 @@ STORE = "store"
 CHECKPOINT = "checkpoint"
 
 _MAX_SIZE = 2**63 - 1
+_OWN_SUM = "manifest_sum"
 _ITEM_BYTES = {"F8_E4M3": 1, "F8_E8M0": 1, "U8": 1, "BF16": 2, "I32": 4}
 
 
@@ -164,6 +175,7 @@ def write_manifest(store: Path, manifest: Manifest) -> None:
             for layer_id, parts in manifest.layers.items()
         ],
     }
+    data[_OWN_SUM] = _sum_of(data)
     with write_aside(store / MANIFEST_FILE) as scratch:
         scratch.write_text(json.dumps(data, indent=1) + "\n", encoding="ascii")
 
@@ -186,6 +198,22 @@ def read_manifest(
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected JSON: {error}") from error
     return _parse(_Fields(str(path), data), checkpoint)
+
+
+def manifest_problem(store: Path) -> str | None:
+    """What differs in engram.json from what was written, where it holds its own sum."""
+    path = store / MANIFEST_FILE
+    data = json.loads(read_regular(path))
+    expected = data.pop(_OWN_SUM, None)
+    found = _sum_of(data)
+    if expected in (None, found):
+        return None
+    return f"{path}: expected sum {shown(expected)}, found {found}"
+
+
+def _sum_of(data: dict[str, Any]) -> str:
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128(canonical.encode("ascii")).hexdigest()
 
 
 class _Fields:

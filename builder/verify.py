@@ -15,6 +15,7 @@ from trtllm_engram.builder.manifest import (
     MANIFEST_FILE,
     Manifest,
     Part,
+    manifest_problem,
     read_manifest,
     write_manifest,
 )
@@ -61,6 +62,9 @@ def verify(
                 f"(bytes {begin} to {begin + block.nbytes}): expected sum "
                 f"{part.block_sums[block.block_idx]}, found {sums[block]}"
             )
+    own = manifest_problem(path)
+    if own is not None:
+        problems.append(own)
     if not problems:
         problems = _fingerprint_problems(manifest, path)
     if restamped is not None and not problems:

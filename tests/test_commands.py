@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import os
+import shutil
 import subprocess
 from pathlib import Path
 

@@ -125,10 +125,23 @@ def test_a_checkpoint_that_is_not_there_is_bad_input(tmp_path, restamp):
             verify(tmp_path / "store", nowhere, restamp=restamp)
 
 
+def test_a_manifest_that_was_changed(store):
+    file = store / "engram.json"
+    before = file.read_text()
+    file.write_text(before.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    assert file.read_text() != before
+    open_store(store)
+    (problem,) = verify(store, restamp=True)
+    assert problem.startswith(f"{file}: expected sum '")
+    file.write_text(before)
+    assert verify(store) == []
+
+
 def test_a_fingerprint_that_does_not_follow(store):
     file = store / "engram.json"
     manifest = json.loads(file.read_text())
     manifest["fingerprint"] = "0" * 64
+    del manifest["manifest_sum"]  # as old stores have none
     file.write_text(json.dumps(manifest))
     (problem,) = verify(store)
     assert problem.startswith(f"{file}: fingerprint: expected 0000")
