@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from trtllm_engram.builder import nodes
 from trtllm_engram.builder.config import EngramConfig
@@ -84,26 +84,36 @@ class EngramLayer:
         self.fingerprint = store.manifest.fingerprint
         self.weights = store.weights(layer_id)
 
+    def prefetch(self, graph: Graph, hash_ids: Tensor) -> tuple[Tensor, ...]:
+        """Starts the layer's lookup beside the layers that follow; for __call__."""
+        return graph.add(nodes.prefetch_node(hash_ids, **self._names()))
+
     def __call__(
-        self, graph: Graph, hash_ids: Tensor, hidden: Tensor, token_mask: Tensor | None = None
+        self,
+        graph: Graph,
+        hash_ids: Tensor,
+        hidden: Tensor,
+        token_mask: Tensor | None = None,
+        prefetched: Sequence[Tensor] = (),
     ) -> LayerTensors:
         """Adds lookup, projection and gate; hash_ids [T, L, C] of all the store's layers."""
-        (rows,) = graph.add(
-            nodes.lookup_node(
-                hash_ids,
-                table=self.table,
-                fingerprint=self.fingerprint,
-                layer=self.layer_id,
-                head_dim=self.config.head_dim,
-                layer_idx=self.config.layer_ids.index(self.layer_id),
-            )
-        )
+        (rows,) = graph.add(nodes.lookup_node(hash_ids, **self._names(), prefetched=prefetched))
         kv = self._project(graph, rows)
         q_weight, k_weight = self.weights.q_weight, self.weights.k_weight
         (out,) = graph.add(
             nodes.gate_node(hidden, kv, q_weight, k_weight, self.config.rms_norm_eps, token_mask)
         )
         return LayerTensors(rows, kv, out)
+
+    def _names(self) -> dict[str, Any]:
+        """What says which table, and which layer of hash_ids."""
+        return {
+            "table": self.table,
+            "fingerprint": self.fingerprint,
+            "layer": self.layer_id,
+            "head_dim": self.config.head_dim,
+            "layer_idx": self.config.layer_ids.index(self.layer_id),
+        }
 
     def _project(self, graph: Graph, rows: Tensor) -> Tensor:
         weight, scale = self.weights.wkv_weight, self.weights.wkv_scale

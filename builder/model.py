@@ -33,11 +33,13 @@ class ModelOptions:
 
     history: "explicit": lookback_ids holds the tokens before the call; "whole_prompt": no past.
     check_outputs: give out row ids and rows too, for `compare`.
+    prefetch: look all layers' rows up on a side stream, as soon as there are row ids.
     """
 
     hidden_dtype: str = "bfloat16"
     history: str = "explicit"
     check_outputs: bool = False
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("hidden_dtype", HIDDEN_DTYPES), ("history", HISTORIES)):
@@ -80,9 +82,13 @@ def add_model(
         shape = (TOKENS, config.num_layers, config.num_columns)
         graph.output("hash_ids", hashed[0], "int32", shape)
     residual = (TOKENS, config.hc_mult, config.hidden_size)
+    started = {
+        layer.layer_id: layer.prefetch(graph, hashed[0]) if options.prefetch else ()
+        for layer in layers
+    }
     for layer in layers:
         hidden = graph.input(hidden_name(layer.layer_id), options.hidden_dtype, residual)
-        made = layer(graph, hashed[0], hidden)
+        made = layer(graph, hashed[0], hidden, prefetched=started[layer.layer_id])
         if options.check_outputs:
             rows_shape = (TOKENS, config.row_dim)
             graph.output(rows_name(layer.layer_id), made.rows, "bfloat16", rows_shape)

@@ -102,11 +102,13 @@ def lookup(
     layer: int,
     head_dim: int,
     layer_idx: int = 0,
+    prefetched: Sequence[ITensor] = (),
 ) -> ITensor:
     """BF16 [T, C*D]: rows of a named table, for layer `layer_idx` of ids [T, L, C].
 
     The table is bound to its name at run time (runtime.tables). It must be that of the model's
-    layer `layer`, with this layout fingerprint (manifest.fingerprint of the store).
+    layer `layer`, with this layout fingerprint (manifest.fingerprint of the store). `prefetched`:
+    what prefetch() of the same ids and names has started, to be waited for.
     """
     node = nodes.lookup_node(
         ids,
@@ -115,6 +117,7 @@ def lookup(
         layer=layer,
         head_dim=head_dim,
         layer_idx=layer_idx,
+        prefetched=prefetched,
     )
     return add(network, node)[0]
 
@@ -130,6 +133,7 @@ def lookup_mxfp8(
     layer_idx: int = 0,
     scale_order: str = "linear",
     values: str = "fp8",
+    prefetched: Sequence[ITensor] = (),
 ) -> tuple[ITensor, ITensor]:
     """Rows as values and scales: values FP8 [T, C*D] or, with `values` words, INT32 [T, C*D/4];
     scales as INT32 words, [T, C*D/128] in linear order, flat in 128x4 order."""
@@ -142,9 +146,44 @@ def lookup_mxfp8(
         layer_idx=layer_idx,
         output=f"mxfp8_{scale_order}",
         values=values,
+        prefetched=prefetched,
     )
     outputs = add(network, node)
     return outputs[0], outputs[1]
+
+
+def prefetch(
+    network: Network,
+    ids: ITensor,
+    *,
+    table: str,
+    fingerprint: str,
+    layer: int,
+    head_dim: int,
+    layer_idx: int = 0,
+    output: str = "bf16",
+    values: str = "fp8",
+) -> tuple[ITensor, ...]:
+    """Starts a lookup on a side stream, beside the layers that follow; the result is only for
+    lookup() or lookup_mxfp8() of the same ids and names, as `prefetched`.
+
+        started = network.prefetch(net, ids, **names)      # as soon as there are ids
+        ...                                                # layers that need no rows
+        rows = network.lookup(net, ids, **names, prefetched=started)
+
+    output: bf16, or mxfp8_linear or mxfp8_128x4 for lookup_mxfp8 with that scale_order.
+    """
+    node = nodes.prefetch_node(
+        ids,
+        table=table,
+        fingerprint=fingerprint,
+        layer=layer,
+        head_dim=head_dim,
+        layer_idx=layer_idx,
+        output=output,
+        values=values,
+    )
+    return add(network, node)
 
 
 def project(network: Network, x: ITensor, weight: Host, scale: Host) -> ITensor:
@@ -219,6 +258,7 @@ def engram_layer(
     eps: float,
     layer_idx: int = 0,
     token_mask: ITensor | None = None,
+    prefetched: Sequence[ITensor] = (),
 ) -> ITensor:
     """A whole layer: lookup, projection and gate; hidden in, hidden out."""
     rows = lookup(
@@ -229,6 +269,7 @@ def engram_layer(
         layer=layer,
         head_dim=head_dim,
         layer_idx=layer_idx,
+        prefetched=prefetched,
     )
     kv = project(network, rows, weights.wkv_weight, weights.wkv_scale)
     return gate(network, hidden, kv, weights.q_weight, weights.k_weight, eps, token_mask)

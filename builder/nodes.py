@@ -8,7 +8,7 @@ cpp/plugins/<op>_plugin.cpp; letters in shapes are those of runtime/ops.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,9 +100,11 @@ def lookup_node(
     layer_idx: int = 0,
     output: str = "bf16",
     values: str = "fp8",
+    prefetched: Sequence[Tensor] = (),
 ) -> Node:
     """BF16 [T, C*D]; or with `output` mxfp8_linear or mxfp8_128x4 the values, as FP8 or as INT32
-    words, and the scales as INT32 words."""
+    words, and the scales as INT32 words. `prefetched`: the outputs of a prefetch_node of the same
+    ids and fields, which the lookup then waits for."""
     fields: dict[str, int | float | str] = {
         "table": table,
         "fingerprint": fingerprint,
@@ -113,7 +115,23 @@ def lookup_node(
         "values": values,
     }
     outputs = ("rows",) if output == "bf16" else ("values", "scales")
-    return Node("EngramLookup", {"hash_ids": hash_ids}, fields, outputs)
+    inputs = {"hash_ids": hash_ids}
+    if prefetched:
+        if len(prefetched) != len(outputs):
+            raise InputError(
+                f"prefetched: expected {len(outputs)} tensors ({', '.join(outputs)}), "
+                f"found {len(prefetched)}"
+            )
+        inputs |= dict(zip(outputs, prefetched, strict=True))
+        fields["prefetched"] = 1
+    return Node("EngramLookup", inputs, fields, outputs)
+
+
+def prefetch_node(hash_ids: Tensor, **options: Any) -> Node:
+    """lookup_node's outputs, gathered on a side stream: for the lookup that takes them as
+    `prefetched`, with the same options, and for nothing else."""
+    node = lookup_node(hash_ids, **options)
+    return Node("EngramPrefetch", node.inputs, node.fields, node.outputs)
 
 
 def project_node(x: Tensor, weight: Host, scale: Host) -> Node:

@@ -61,6 +61,26 @@ def test_whole_model(store, tmp_path):
     assert ops == ["EngramHash", *layer, *layer]
 
 
+def table_of(node):
+    return next(one.s for one in node.attribute if one.name == "table")
+
+
+def test_prefetch(store, tmp_path):
+    """All prefetches come first; each lookup takes the ids and its own prefetch's rows."""
+    options = ModelOptions(check_outputs=True, prefetch=True)
+    node = export(store, tmp_path / "m.onnx", options=options).graph.node
+    layer = ["EngramLookup", "EngramProject", "EngramGate"]
+    prefetches = ["EngramPrefetch", "EngramPrefetch"]
+    assert [one.op_type for one in node] == ["EngramHash", *prefetches, *layer, *layer]
+    for prefetch, lookup, table in (
+        (node[1], node[3], b"engram_1"),
+        (node[2], node[6], b"engram_5"),
+    ):
+        assert list(lookup.input) == ["hash_ids", *prefetch.output]
+        assert table_of(prefetch) == table_of(lookup) == table
+    assert list(node[3].output) == ["layers.1.rows"]
+
+
 def test_nodes_are_what_the_parser_makes_plugins_of(store, tmp_path):
     """Attributes are the creator's fields by name and type, plus the plugin's version."""
     model = export(store, tmp_path / "m.onnx")

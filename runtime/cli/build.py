@@ -61,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check-outputs", action="store_true", help="give out row ids and rows too, for compare"
     )
     parser.add_argument(
+        "--prefetch",
+        action="store_true",
+        help="look all layers' rows up on a side stream, beside the layers before them",
+    )
+    parser.add_argument(
         "--projection",
         choices=tuple(PROJECTIONS),
         default="plugin",
@@ -81,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
-    options = ModelOptions(args.hidden_dtype, args.history, args.check_outputs)
+    options = ModelOptions(args.hidden_dtype, args.history, args.check_outputs, args.prefetch)
     started = time.perf_counter()
     if args.onnx:
         onnx.export(store, args.output, options=options, projection=args.projection)
