@@ -24,6 +24,8 @@ from trtllm_engram.plugins.errors import EngramError, InputError
 
 VERSION = "1"
 NAMESPACE = ""
+TENSORRT_MODULES = ("tensorrt", "tensorrt_bindings")
+_OLDEST_MAJOR = 10  # whose plugins are V3
 
 FieldValue = int | float | str
 
@@ -135,16 +137,26 @@ def import_tensorrt() -> Any:
     """The module `tensorrt`, or the bindings alone.
 
     Raises:
-        EngramError: neither is there.
+        EngramError: neither is there, does not load, or is older than 10.
     """
-    for name in ("tensorrt", "tensorrt_bindings"):
+    for name in TENSORRT_MODULES:
         try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
+            module = importlib.import_module(name)
+        except (ImportError, OSError) as error:  # bindings may be there, but not libnvinfer
+            if isinstance(error, ModuleNotFoundError) and error.name == name:
+                continue
+            reason = " ".join(str(error).split())
+            raise EngramError(
+                f"TensorRT: expected the Python package {name} to load, found: {reason}"
+            ) from error
+        if int(module.__version__.partition(".")[0]) < _OLDEST_MAJOR:
+            raise EngramError(
+                f"TensorRT: expected version {_OLDEST_MAJOR} or newer, found {module.__version__}"
+            )
+        return module
     raise EngramError(
-        "TensorRT: expected the Python package tensorrt, found none; pip install tensorrt"
+        "TensorRT: expected the Python package tensorrt, found none; "
+        "pip install 'trtllm-engram[tensorrt]'"
     )
 
 

@@ -272,5 +272,5 @@ def _check_engine(store: Store, folder: Path, token_ids: demo_check.Ids) -> Chec
 def _not_run(no_gpu: str, no_engine: str) -> dict[str, str]:
     parts = {"GPU": no_gpu} if no_gpu else {}
     if no_engine:
-        parts["TensorRT"] = "an engine needs a GPU" if no_gpu else no_engine
+        parts["TensorRT"] = "an engine needs a usable GPU" if no_gpu else no_engine
     return parts

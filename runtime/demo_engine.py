@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from trtllm_engram.builder.engine import build
 from trtllm_engram.builder.model import ModelOptions, hidden_name
 from trtllm_engram.plugins.errors import EngramError
-from trtllm_engram.plugins.registration import import_tensorrt
+from trtllm_engram.plugins.registration import TENSORRT_MODULES, import_tensorrt
 
 from .compare import Reference, compare
 from .device_array import DeviceArray, cuda
@@ -28,12 +29,12 @@ _REPEATS = 20
 
 def why_no_tensorrt() -> str:
     """Why no engine can be built here, in a few words; "" where one can."""
+    if not any(map(importlib.util.find_spec, TENSORRT_MODULES)):
+        return "none is installed: pip install 'trtllm-engram[tensorrt]'"
     try:
         import_tensorrt()
-    except EngramError:
-        return "none is installed: pip install 'trtllm-engram[tensorrt]'"
-    except ImportError as error:
-        return f"cannot be loaded: {error}"
+    except EngramError as error:
+        return str(error).removeprefix("TensorRT: ")
     return ""
 
 

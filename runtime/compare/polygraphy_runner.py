@@ -61,7 +61,7 @@ def configure(
     global _setup
     opened = open_store(store, checkpoint)
     tables = None if placement == "none" else Tables.of_store(opened, placement=placement)
-    with contextlib.suppress(EngramError, ImportError):  # no TensorRT: other runners are fine too
+    with contextlib.suppress(EngramError):  # no TensorRT: other runners are fine too
         # The library is loaded by now, so polygraphy's --plugins would not register it any more.
         register(import_tensorrt())
     _setup = Setup(opened, ModelOptions(hidden_dtype, history), sizes, seed, limit, tables)
