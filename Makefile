@@ -21,7 +21,8 @@ BUILD_TOOLS = $(shell sed -nE 's/^ *"((cmake|ninja|setuptools|wheel)==[^"]*)",?$
 MISSING = $(shell for tool in $(PYTHON) g++ git; do command -v $$tool >/dev/null || echo $$tool; done; \
             $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv)
 
-.PHONY: build demo tensorrt test test-all test-gpu test-mutants lint test-cpp test-python clean help
+.PHONY: build demo tensorrt test test-all test-gpu sanitize-gpu test-mutants lint test-cpp \
+        test-python clean help
 build: $(INSTALLED)
 	@$(BIN)/python setup.py --quiet build_library --editable-mode
 
@@ -72,8 +73,25 @@ test-all:
 	@$(MAKE) --no-print-directory test MARKERS='slow or not slow'
 	@$(call timed,test-mutants)
 
+# Ops, tables, engines and polygraphy; fails where TensorRT or anything else for them is missing.
 test-gpu: build
-	TRTLLM_ENGRAM_REQUIRE=gpu $(BIN)/pytest -m gpu
+	TRTLLM_ENGRAM_REQUIRE=gpu,engine $(BIN)/pytest -m gpu
+
+# compute-sanitizer over the same tests, on our own kernels: TensorRT's are not ours to judge, and
+# codes of API calls are checked where they are made. A wrong access makes the exit code 9.
+SANITIZER = $(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer) \
+              $(shell command -v compute-sanitizer) \
+              $(wildcard .venv/lib/python3*/site-packages/nvidia/cu*/bin/compute-sanitizer))
+SANITIZED ?= $(addprefix tests/test_,hash.py lookup.py stage.py project.py gate.py network.py \
+               prefetch.py engine.py)
+sanitize-gpu: build
+	$(if $(SANITIZER),,$(error compute-sanitizer: expected in CUDA_HOME or PATH, found none: \
+	  .venv/bin/pip install nvidia-cuda-sanitizer-api==13.0.*))
+	for tool in memcheck racecheck; do \
+	  TRTLLM_ENGRAM_REQUIRE=gpu,engine $(SANITIZER) --tool $$tool --error-exitcode 9 \
+	    --kernel-name kernel_substring=engram --report-api-errors no \
+	    $(BIN)/python -m pytest -m gpu $(SANITIZED) || exit; \
+	done
 
 test-mutants: build
 	$(BIN)/python tests/mutants/run.py
@@ -83,4 +101,9 @@ clean:
 	find builder plugins runtime tests cpp -name __pycache__ -prune -exec rm -rf {} +
 
 help:
-	@echo "make [build] | demo | tensorrt | test | test-all | test-gpu | test-mutants | lint | clean"
+	@echo "make [build] | demo | lint | clean"
+	@echo "make test          what CI runs: lint, C++ and Python tests; says what it could not run"
+	@echo "make tensorrt      brings the TensorRT versions that the plugins are tested on (2 GB)"
+	@echo "make test-all      with slow tests and mutants; test-mutants runs those alone"
+	@echo "make test-gpu      ops, engines and polygraphy on a GPU, with a TensorRT that builds"
+	@echo "make sanitize-gpu  the same under compute-sanitizer's memcheck and racecheck"

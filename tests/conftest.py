@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 import pytest
 import tensorrt_installs
 
-PARTS = ("gpu", "trt", "multiproc", "slow")
+PARTS = ("gpu", "trt", "engine", "multiproc", "slow")
 
 
 @functools.cache
@@ -27,10 +27,35 @@ def why_no_gpu() -> str:
 
 def why_no_tensorrt() -> str:
     """Empty where there is a TensorRT to test against."""
-    return "" if tensorrt_installs.installs() else "no TensorRT; `make tensorrt` brings it"
+    return "" if tensorrt_installs.installs() else "no TensorRT"
 
 
-NEEDS: dict[str, Callable[[], str]] = {"gpu": why_no_gpu, "trt": why_no_tensorrt}
+@functools.cache
+def why_no_engine() -> str:
+    """Empty where engines can be built, or where it is the GPU that is missing."""
+    from trtllm_engram.plugins.errors import EngramError
+    from trtllm_engram.plugins.registration import import_tensorrt
+
+    if why_no_gpu():
+        return ""
+    try:
+        import_tensorrt()
+    except EngramError as error:
+        return str(error)
+    return ""
+
+
+NEEDS: dict[str, Callable[[], str]] = {
+    "gpu": why_no_gpu,
+    "trt": why_no_tensorrt,
+    "engine": why_no_engine,
+}
+# How to run what needs them.
+COMMANDS = {
+    "gpu": "`make test-gpu` on a machine with one runs them",
+    "trt": "`make tensorrt` brings it",
+    "engine": "`.venv/bin/pip install 'trtllm-engram[tensorrt]'` brings it",
+}
 
 
 def pytest_configure() -> None:
@@ -71,12 +96,16 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The last lines say which parts were left out, and why."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
+    """The last lines say which parts were left out, why, and what runs them."""
+    yield
     skipped = terminalreporter.stats.get("skipped", [])
     for marker in sorted(NEEDS):
         count = sum(marker in report.keywords for report in skipped)
         if count and NEEDS[marker]():
             terminalreporter.write_line(
-                f"NOT RUN: {count} tests that need {marker}: {NEEDS[marker]()}"
+                f"NOT RUN: {count} tests that need {marker}: {NEEDS[marker]()}; {COMMANDS[marker]}"
             )

@@ -30,7 +30,7 @@ TEXT = " ".join(map(str, np.random.default_rng(9).integers(0, 40, 500))) + " a A
 
 def on_gpu(test: Any) -> Any:
     """Marks a test that builds engines."""
-    return pytest.mark.gpu(pytest.mark.trt(test))
+    return pytest.mark.gpu(pytest.mark.engine(test))
 
 
 def small_store(folder: Path, **changes: Any) -> Store:
