@@ -8,7 +8,7 @@ import pytest
 from devices import Torch
 from engines import small_store
 
-from trtllm_engram.plugins.errors import EngramError, InputError
+from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime import Tables, _native, ops
 from trtllm_engram.runtime.tables import describe_tables
 
@@ -121,38 +121,6 @@ def test_toml_file(store):
             assert list(tables.describe()) == ["one"]
             assert tables.describe()["one"]["layer"] == 1
         assert list(describe_tables()) == ["before"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "format_version: expected 1, found none"),
-        ("format_version = 2", "format_version: expected 1, found 2"),
-        ("format_version = 1\n[tables.a]\nlayer = 1", "store: expected a folder, found none"),
-        ("format_version = 1\n[table.a]\nlayer = 1", "'table'; did you mean 'tables'"),
-        (
-            'format_version = 1\n[tables.a]\nstore = "store"\nlayer = 1\nplacment = "host"',
-            "'placment'; did you mean 'placement'",
-        ),
-        ("no toml", "expected TOML"),
-    ],
-    ids=["empty", "newer", "no store", "table", "placment", "no toml"],
-)
-def test_refused_files(store, text, expected):
-    with pytest.raises(InputError, match=expected):
-        Tables.from_toml(toml(store.path.parent, text))
-    assert describe_tables() == {}
-
-
-def test_file_that_others_may_write(store):
-    path = toml(store.path.parent, "format_version = 1", mode=0o666)
-    with pytest.raises(InputError, match=r"tables\.toml"):
-        Tables.from_toml(path)
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises((InputError, EngramError), match=r"none\.toml"):
-        Tables.from_toml(tmp_path / "none.toml")
 
 
 def test_moved_checkpoint(store, tmp_path):
