@@ -103,14 +103,11 @@ inline bool has_avx512_vbmi() { return has_avx512() && __builtin_cpu_supports("a
 
 //! RowConversion with the magnitudes' two bytes from tables in registers: a third of its
 //! instructions. That counts twice, for the fewer there are, the further ahead the processor asks
-//! for rows. For rows of up to 64 blocks in pairs.
+//! for rows. NOTE: a wide load of the scales would wait for the line after them.
 struct TableConversion {
   static constexpr int kStep = 2 * kScaleBlock;
-  static constexpr int kMostScales = 64;
 
-  static bool takes(int head_dim) {
-    return head_dim % kStep == 0 && scales_per_row(head_dim) <= kMostScales;
-  }
+  static bool takes(int head_dim) { return head_dim % kStep == 0; }
 
   ENGRAM_TARGET_VBMI static inline void run(const Row* rows, int64_t num_rows, int head_dim,
                                             uint16_t* out) {
@@ -133,40 +130,41 @@ struct TableConversion {
     const __m512i high1 = _mm512_load_si512(kConversionTable.high + 64);
     const __m512i unpack_order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     const __m512i sign = _mm512_set1_epi8(-128);
-    const __m512i magnitude = _mm512_set1_epi16(0x7FFF);
-
-    const __mmask64 in_row = ~uint64_t{0} >> (kMostScales - scales_per_row(head_dim));
-    const __m512i scales = _mm512_maskz_loadu_epi8(in_row, row.scales);
-    const __m512i above_lowest = _mm512_sub_epi8(scales, _mm512_set1_epi8(kLowestNormalScale));
-    const __m512i span =
-        _mm512_set1_epi8(static_cast<char>(kHighestNormalScale - kLowestNormalScale));
-    const bool normal = _mm512_mask_cmpgt_epu8_mask(in_row, above_lowest, span) == 0;
 
     __m512i largest = sign;  // NaN is all ones beside the sign
+    __m512i farthest =
+        _mm512_setzero_si512();  // scales above the lowest normal one; below it wraps
     for (int i = 0; i < head_dim; i += kStep) {
       const uint8_t* const scale = row.scales + i / kScaleBlock;
+      const __m512i scale0 = above_lowest(scale[0]);
+      const __m512i scale1 = above_lowest(scale[1]);
+      farthest = _mm512_max_epu16(farthest, _mm512_max_epu16(scale0, scale1));
       const __m512i bytes = _mm512_loadu_si512(row.values + i);
       largest = _mm512_max_epu8(largest, _mm512_or_si512(bytes, sign));
       const __m512i ordered = _mm512_maskz_permutexvar_epi64(0xFF, unpack_order, bytes);
       const __m512i low = _mm512_permutex2var_epi8(low0, ordered, low1);
       const __m512i unsigned_high = _mm512_permutex2var_epi8(high0, ordered, high1);
       const __m512i high = _mm512_or_si512(unsigned_high, _mm512_and_si512(ordered, sign));
-      store(_mm512_unpacklo_epi8(low, high), scale[0], magnitude, out + i);
-      store(_mm512_unpackhi_epi8(low, high), scale[1], magnitude, out + i + kScaleBlock);
+      store(_mm512_unpacklo_epi8(low, high), scale0, out + i);
+      store(_mm512_unpackhi_epi8(low, high), scale1, out + i + kScaleBlock);
     }
-    return normal && _mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8(-1)) == 0;
+    const __m512i span = _mm512_set1_epi16(kHighestNormalScale - kLowestNormalScale);
+    const __mmask32 not_normal = _mm512_cmpgt_epu16_mask(farthest, span);
+    return (_mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8(-1)) | not_normal) == 0;
+  }
+
+  ENGRAM_TARGET_VBMI static inline __attribute__((always_inline)) __m512i
+  above_lowest(uint8_t scale) {
+    return _mm512_sub_epi16(_mm512_set1_epi16(scale), _mm512_set1_epi16(kLowestNormalScale));
   }
 
   //! Adds the scale to all but zeros.
   ENGRAM_TARGET_VBMI static inline __attribute__((always_inline)) void store(__m512i bits,
-                                                                             uint8_t scale,
-                                                                             __m512i magnitude,
+                                                                             __m512i scale,
                                                                              uint16_t* out) {
-    const int exponent = (scale - kLowestNormalScale) << 7;
-    const __mmask32 nonzero = _mm512_test_epi16_mask(bits, magnitude);
-    const __m512i scaled = _mm512_mask_add_epi16(bits, nonzero, bits,
-                                                 _mm512_set1_epi16(static_cast<int16_t>(exponent)));
-    _mm512_storeu_si512(out, scaled);
+    const __mmask32 nonzero = _mm512_test_epi16_mask(bits, _mm512_set1_epi16(0x7FFF));
+    const __m512i exponent = _mm512_slli_epi16(scale, 7);
+    _mm512_storeu_si512(out, _mm512_mask_add_epi16(bits, nonzero, bits, exponent));
   }
 };
 #endif
