@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """runtime.tables: names bound, described and freed; TOML files; what is refused."""
 
+import inspect
+import re
 import threading
 
 import numpy as np
 import pytest
+from checkout import ROOT
 from devices import Torch
 from engines import small_store
 
@@ -121,6 +124,16 @@ def test_toml_file(store):
             assert list(tables.describe()) == ["one"]
             assert tables.describe()["one"]["layer"] == 1
         assert list(describe_tables()) == ["before"]
+
+
+def test_readme_lists_every_key():
+    """As the parser has them, and each is an argument of Tables.bind."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `([a-z_]+) = ", readme, re.MULTILINE))
+    parser = (ROOT / "cpp/src/table/toml.cpp").read_text(encoding="utf-8")
+    known = re.search(r"check_keys\(table_, \{([^}]*)\}", parser)
+    assert listed == set(re.findall(r'"(\w+)"', known[1]))
+    assert listed == inspect.signature(Tables.bind).parameters.keys() - {"self", "name"}
 
 
 def test_moved_checkpoint(store, tmp_path):

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from trtllm_engram.plugins import env
+from trtllm_engram.plugins.env import log_level
 from trtllm_engram.plugins.errors import EngramError, InputError
 
 from .streams import set_up_streams
@@ -44,6 +44,7 @@ COMMANDS: dict[str, str] = {
     "compare": "hold an engine's outputs against the reference",
     "bench": "measure speed on this machine",
     "size": "which placement of the tables fits where",
+    "env": "print what makes programs with TensorRT know the plugins",
     "library-path": "print where libtrtllm_engram.so lies",
     "cache": "list or clear what this package has cached",
     "doctor": "what this machine offers a deployment, and what to fix",
@@ -176,7 +177,7 @@ class _Version(argparse.Action):
 def _set_up_logging(verbosity: int) -> None:
     """Logs go to stderr, at $TRTLLM_ENGRAM_LOG's level unless -v or -q say otherwise."""
     levels = [logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG]
-    level = levels[max(0, min(4, 2 + verbosity))] if verbosity else env.log_level()
+    level = levels[max(0, min(4, 2 + verbosity))] if verbosity else log_level()
     logger = logging.getLogger("trtllm_engram")
     logger.setLevel(level)
     if not logger.handlers:

@@ -14,7 +14,7 @@ from . import console
 EXAMPLE = "trtllm-engram cache --clear"
 
 # Only files of these names are ours to list and remove: $TRTLLM_ENGRAM_CACHE may be any folder.
-_PATTERNS = ("token_map-*.bin",)
+_PATTERNS = ("token_map-*.bin", "timing-*.cache")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
