@@ -19,7 +19,7 @@ from typing import Any
 from trtllm_engram.plugins import library_path
 from trtllm_engram.plugins.errors import EngramError, InputError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 CPU = -1
 
 
@@ -46,6 +46,15 @@ class RowForm(IntEnum):
     PACKED = 1
     MXFP8_LINEAR = 2
     MXFP8_128X4 = 3
+
+
+class ProjectKernel(IntEnum):
+    AUTO = 0
+    GENERIC = 1
+    SM90_16 = 2
+    SM90_64 = 3
+    SM90_128 = 4
+    SM90_256 = 5
 
 
 class Exec(ctypes.Structure):
@@ -114,6 +123,7 @@ class ProjectArgs(ctypes.Structure):
         ("num_tokens", c_int64),
         ("in_features", c_int32),
         ("out_features", c_int32),
+        ("kernel", c_int32),
     ]
 
 

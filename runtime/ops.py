@@ -45,6 +45,8 @@ _HIDDEN_DTYPES = {
     "float32": _native.Dtype.FLOAT32,
 }
 
+_PROJECT_KERNELS = {kernel.name.lower(): kernel for kernel in _native.ProjectKernel}
+
 
 def hash_ids(
     layout: EngramLayout,
@@ -248,16 +250,29 @@ def stage_mxfp8(
 
 
 def project(
-    x: Array, weight: Array, scale: Array, *, out: Array | None = None, stream: Any = None
+    x: Array,
+    weight: Array,
+    scale: Array,
+    *,
+    kernel: str = "auto",
+    out: Array | None = None,
+    stream: Any = None,
 ) -> Any:
     """Keys and value of each token, BF16 [T, out]: x W^T with FP32 sums, rounded once.
+
+    A token's result does not depend on the tokens beside it.
 
     Args:
         x: BF16 [T, in], the result of lookup.
         weight: FP8 [out, in], out = (hc_mult+1)*hidden.
         scale: E8M0 [ceil(out/32), ceil(in/32)], one per block of 32x32 weights.
+        kernel: GPU alone: generic, or one of sm90_16 to sm90_256, instead of the fastest there is.
         out: BF16 [T, out].
     """
+    if kernel not in _PROJECT_KERNELS:
+        raise InputError(
+            f"project: kernel: expected one of {', '.join(_PROJECT_KERNELS)}, found {kernel!r}"
+        )
     call = Call("project", stream, x=x, weight=weight, scale=scale, out=out)
     weights = call.input("weight", FP8, (None, None))
     out_features, in_features = weights.shape
@@ -274,6 +289,7 @@ def project(
             num_tokens=num_tokens,
             in_features=in_features,
             out_features=out_features,
+            kernel=_PROJECT_KERNELS[kernel],
         )
     )
     return result.array

@@ -36,6 +36,7 @@ ENUMS = {
     "engram_status": _native.Status,
     "engram_dtype": _native.Dtype,
     "engram_row_form": _native.RowForm,
+    "engram_project_kernel": _native.ProjectKernel,
 }
 
 
@@ -64,8 +65,8 @@ def test_enum(name, enum):
     body = re.search(rf"typedef enum {name} \{{(.*?)\}}", header())[1]
     members = {key: int(value) for key, value in re.findall(r"ENGRAM_(\w+) = (\d+)", body)}
     ours = {member.name: member.value for member in enum}
-    if enum is _native.RowForm:
-        ours = {f"ROWS_{key}": value for key, value in ours.items()}
+    prefix = {_native.RowForm: "ROWS_", _native.ProjectKernel: "PROJECT_"}.get(enum, "")
+    ours = {prefix + key: value for key, value in ours.items()}
     assert ours == members
 
 
@@ -168,7 +169,9 @@ class OtherAbi:
 
 def test_other_abi(monkeypatch):
     monkeypatch.setattr(_native.ctypes, "CDLL", OtherAbi)
-    with pytest.raises(EngramError, match=r"^lib: expected ABI 1, found ABI 7: "):
+    with pytest.raises(
+        EngramError, match=rf"^lib: expected ABI {_native.ABI_VERSION}, found ABI 7: "
+    ):
         _native._open("lib")
 
 

@@ -9,7 +9,7 @@ import pytest
 import reference
 from devices import Torch, capture, on_devices
 
-from trtllm_engram.plugins.errors import InputError
+from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import ops
 
 SIZES = {
@@ -91,6 +91,21 @@ def test_each_block_has_its_scale(device):
 
 
 @on_devices
+@pytest.mark.parametrize("scale", [12, 127, 134, 135, 200, 254, 255])
+def test_every_weight(device, scale):
+    """All FP8 values, one for each output: to infinity and NaN, where sums have one term."""
+    values = np.arange(256, dtype=np.uint8)
+    weight = np.zeros((256, 96), np.uint8)
+    weight[values, values % 96] = values
+    scales = np.full((8, 3), scale, np.uint8)
+    x = np.full((3, 96), 0x3F80, np.uint16)  # 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = reference.weights(weight, scales).sum(axis=1)
+    found = run(device, x, weight, scales)
+    np.testing.assert_array_equal(found, np.tile(reference.bf16_bits(exact + 0.0), (3, 1)))
+
+
+@on_devices
 @pytest.mark.parametrize("part", ["x", "weight", "scale"])
 def test_nan(device, part):
     """A NaN reaches all outputs that it belongs to, and no others."""
@@ -154,6 +169,75 @@ REFUSED = {
 def test_refused(arrays, text):
     with pytest.raises(InputError, match=f"^project: {re.escape(text)}$"):
         ops.project(*arrays)
+
+
+def test_kernel_refused():
+    text = "project: kernel: expected one of auto, generic, sm90_16, .*, found 'fast'"
+    with pytest.raises(InputError, match=text):
+        ops.project(X, WEIGHT, SCALE, kernel="fast")
+
+
+@on_devices
+def test_batch_invariance(device):
+    """A token's bits do not depend on how many are beside it, whichever kernels that takes."""
+    rng = np.random.default_rng(8)
+    x = generators.bf16(rng, 300, 1536)
+    weight, scale = generators.fp8_weights(rng, 264, 1536)
+    whole = run(device, x, weight, scale)
+    for num_tokens in (1, 16, 17, 64, 65, 128, 129, 257):
+        part = run(device, x[-num_tokens:].copy(), weight, scale)
+        np.testing.assert_array_equal(part, whole[-num_tokens:])
+
+
+SM90 = ["sm90_16", "sm90_64", "sm90_128", "sm90_256"]
+SM90_SIZES = {"square": (64, 64), "one_group": (32, 8), "wide": (1536, 1000), "row": (6144, 400)}
+
+
+def needs_sm90():
+    import torch
+
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", SM90)
+@pytest.mark.parametrize("num_tokens", [1, 16, 37, 64, 131, 300], ids="T{}".format)
+@pytest.mark.parametrize(
+    ("in_features", "out_features"), SM90_SIZES.values(), ids=SM90_SIZES.keys()
+)
+def test_kernels_agree(kernel, num_tokens, in_features, out_features):
+    """Every kernel at every number of tokens gives the bits of the generic one."""
+    needs_sm90()
+    rng = np.random.default_rng(num_tokens)
+    x = generators.bf16(rng, num_tokens, in_features)
+    weight, scale = generators.fp8_weights(rng, out_features, in_features)
+    expected = run(Torch(), x, weight, scale, kernel="generic")
+    assert_close(expected, x, weight, scale)
+    np.testing.assert_array_equal(run(Torch(), x, weight, scale, kernel=kernel), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", SM90)
+def test_kernels_agree_on_extremes(kernel):
+    """Any bytes at all: NaN, infinite and subnormal weights and scales."""
+    needs_sm90()
+    rng = np.random.default_rng(9)
+    x = generators.bf16(rng, 33, 768)
+    weight = rng.integers(0, 256, (512, 768)).astype(np.uint8)
+    weight[32:] &= 0xFB  # without NaN
+    scale = rng.integers(0, 255, (16, 24)).astype(np.uint8)
+    scale[::3], scale[1], scale[2, 0] = 128, 0, 255
+    expected = run(Torch(), x, weight, scale, kernel="generic")
+    np.testing.assert_array_equal(run(Torch(), x, weight, scale, kernel=kernel), expected)
+
+
+@pytest.mark.gpu
+def test_kernel_that_does_not_fit():
+    """Outputs of an odd number are the generic kernel's."""
+    x, weight, scale = whole_numbers(np.random.default_rng(10), 3, 64, 37)
+    with pytest.raises(EngramError, match=r"^project: "):
+        run(Torch(), x, weight, scale, kernel="sm90_16")
 
 
 @pytest.mark.gpu

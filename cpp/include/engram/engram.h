@@ -29,7 +29,7 @@ extern "C" {
 
 /*! Raised by one for every incompatible change of this header; Python refuses a library of
  *  another number. */
-#define ENGRAM_ABI_VERSION 1
+#define ENGRAM_ABI_VERSION 2
 
 typedef enum engram_status {
   ENGRAM_OK = 0,
@@ -120,6 +120,17 @@ typedef struct engram_stage_args {
   int32_t head_dim;
 } engram_stage_args;
 
+/*! How a projection runs on a GPU; all kernels give the same bits. One that cannot run there is an
+ * error (ENGRAM_CUDA_ERROR). */
+typedef enum engram_project_kernel {
+  ENGRAM_PROJECT_AUTO = 0,    /*!< the fastest for the number of tokens, sizes and device */
+  ENGRAM_PROJECT_GENERIC = 1, /*!< every architecture and size */
+  ENGRAM_PROJECT_SM90_16 = 2, /*!< compute capability 9.0; named by the tokens of a tile */
+  ENGRAM_PROJECT_SM90_64 = 3,
+  ENGRAM_PROJECT_SM90_128 = 4,
+  ENGRAM_PROJECT_SM90_256 = 5
+} engram_project_kernel;
+
 /*! engram_project: out = x W^T with MXFP8's meaning (FP8 times powers of two, FP32 sums, one
  *  rounding to BF16). */
 typedef struct engram_project_args {
@@ -130,6 +141,7 @@ typedef struct engram_project_args {
   int64_t num_tokens;
   int32_t in_features; /*!< a multiple of 32 */
   int32_t out_features;
+  int32_t kernel; /*!< engram_project_kernel; the CPU has one */
 } engram_project_args;
 
 /*! engram_gate: out = hidden + sigmoid(+-sqrt(max(|dot|, 1e-6))) * value, in FP32, rounded once. */

@@ -21,6 +21,24 @@ cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStr
   return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
 }
 
+//! Clusters of neighbouring blocks; dynamic shared memory.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_clusters(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                            int cluster_blocks, int shared_bytes, cudaStream_t stream,
+                            Arguments&&... arguments) {
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+
 //! Whether a vector access of `bytes` may start at each of these addresses.
 template <typename... Pointers>
 bool is_aligned(uintptr_t bytes, Pointers... pointers) {

@@ -114,6 +114,7 @@ void check_project(const engram_project_args& args) {
   check_range(args.num_tokens, "num_tokens", 0, INT32_MAX);
   check_multiple(args.in_features, "in_features", kScaleBlock);
   check_at_least(args.out_features, "out_features", 1);
+  check_range(args.kernel, "kernel", ENGRAM_PROJECT_AUTO, ENGRAM_PROJECT_SM90_256);
   check_product({args.num_tokens, args.in_features, 2}, "bytes of x");
   check_product({args.num_tokens, args.out_features, 2}, "bytes of out");
   if (args.num_tokens == 0) return;

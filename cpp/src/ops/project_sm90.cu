@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches project_sm90.cuh's kernel: shapes, tensor maps and the division of work.
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+
+#include "launch.cuh"
+#include "project_kernels.h"
+#include "project_sm90.cuh"
+
+namespace engram {
+namespace sm90 {
+namespace {
+
+using Few = Shape<16, 256, 4, false>;
+using Some = Shape<64, 128, 4, false>;
+using More = Shape<128, 64, 4, false>;
+using Many = Shape<256, 64, 2, true>;
+
+constexpr int kSharedBytes = 227 * 1024;  // what a block of compute capability 9.0 may have
+constexpr int kReservedBytes = 2048;      // barriers, and the way to the next 1024 bytes
+
+//! The driver's function, found without linking its library; null where it is too old.
+PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                            12000, cudaEnableDefault, &result);
+  return code == cudaSuccess && result == cudaDriverEntryPointSuccess
+             ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function)
+             : nullptr;
+}
+
+//! Boxes of box_rows x box_columns of a row-major matrix.
+bool encode(CUtensorMap& map, CUtensorMapDataType type, int element_bytes, const void* matrix,
+            int64_t rows, int64_t columns, int box_rows, int box_columns) {
+  static const PFN_cuTensorMapEncodeTiled_v12000 encoder = find_encoder();
+  if (encoder == nullptr) return false;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(columns) * element_bytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
+                            static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[] = {1, 1};
+  const CUtensorMapSwizzle swizzle =
+      box_columns * element_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  return encoder(&map, type, 2, const_cast<void*>(matrix), sizes, pitch, box, steps,
+                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+//! Whole tiles in full rounds of the clusters, then halves in full rounds, then quarters.
+template <typename S>
+void split_work(Args& args, int num_clusters) {
+  const int num_tiles = args.num_row_tiles * args.num_token_tiles;
+  args.num_whole = S::kSplits ? num_tiles / num_clusters * num_clusters : num_tiles;
+  const int num_halves = 2 * (num_tiles - args.num_whole);
+  args.num_halves = num_halves / num_clusters * num_clusters;
+  args.num_pieces = args.num_whole + args.num_halves + 2 * (num_halves - args.num_halves);
+}
+
+}  // namespace
+
+template <typename S>
+cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaStream_t stream) {
+  Args args{};
+  args.scale = call.scale;
+  args.out = call.out;
+  args.num_tokens = static_cast<int>(call.num_tokens);
+  args.in_features = call.in_features;
+  args.out_features = call.out_features;
+  const int num_clusters = num_blocks / kClusterBlocks;
+  if (S::kSplits) {
+    args.rows = S::kMaxRows;
+  } else {
+    // As few rounds as the shape allows, and the same number of outputs to every block.
+    const int64_t rounds = ceil_div(call.out_features, num_clusters * kClusterBlocks * S::kMaxRows);
+    args.rows = static_cast<int>(
+        16 * ceil_div(call.out_features, rounds * num_clusters * kClusterBlocks * 16));
+  }
+  args.num_row_tiles = static_cast<int>(ceil_div(call.out_features, args.rows * kClusterBlocks));
+  args.num_token_tiles = static_cast<int>(ceil_div(call.num_tokens, S::kTokens));
+  split_work<S>(args, num_clusters);
+  constexpr int kBufferBytes = S::kConsumerWarps * 16 * kBufferPitch;
+  args.num_stages =
+      std::min(kMaxStages, (kSharedBytes - kReservedBytes - kBufferBytes) / args.stage_bytes<S>());
+  const int shared_bytes =
+      args.num_stages * args.stage_bytes<S>() + kBufferBytes + kReservedBytes / 2;
+  if (!encode(args.weight, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, call.weight, call.out_features,
+              call.in_features, args.rows, S::kWeightColumns) ||
+      !encode(args.x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, call.x, call.num_tokens,
+              call.in_features, S::kInputRows, kInputColumns)) {
+    return cudaErrorNotSupported;
+  }
+  const cudaError_t code = cudaFuncSetAttribute(
+      project_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (code != cudaSuccess) return code;
+  const int grid = std::min(num_clusters, args.num_pieces) * kClusterBlocks;
+  return launch_clusters(project_kernel<S>, dim3(grid), dim3(S::kThreads), kClusterBlocks,
+                         shared_bytes, stream, args);
+}
+
+}  // namespace sm90
+
+bool project_sm90_is_built() {
+  // Without 90a's instructions the kernel is empty, and so without barriers.
+  static const bool is_built = [] {
+    cudaFuncAttributes attributes = {};
+    void (*const kernel)(sm90::Args) = sm90::project_kernel<sm90::Few>;
+    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
+           attributes.sharedSizeBytes > 0;
+  }();
+  return is_built;
+}
+
+cudaError_t project_sm90_16(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
+  return sm90::launch_shape<sm90::Few>(args, num_blocks, stream);
+}
+cudaError_t project_sm90_64(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
+  return sm90::launch_shape<sm90::Some>(args, num_blocks, stream);
+}
+cudaError_t project_sm90_128(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
+  return sm90::launch_shape<sm90::More>(args, num_blocks, stream);
+}
+cudaError_t project_sm90_256(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
+  return sm90::launch_shape<sm90::Many>(args, num_blocks, stream);
+}
+
+}  // namespace engram
