@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import shlex
+import sys
 import tempfile
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 from rich.text import Text
@@ -13,41 +17,144 @@ from rich.text import Text
 from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
+from ..bench import GPU_BENCHES, gpu, report
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
-from ..bench.ops import TOKENS, bench_hash, bench_lookup
+from ..bench.ops import bench_hash, bench_lookup
+from ..bench.rivals import Rivals
 from . import console
 
-EXAMPLE = "trtllm-engram bench ops --dir /data --file-gb 4"
+EXAMPLE = "trtllm-engram bench lookup --tokens 1,8192 --plot lookup.png"
 
 _GB = 10**9
+_OPS_TABLE_GB = 2.0
+_GPU_TABLE_GB = 13.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure this machine. ops: the CPU lookup against random reads by the same cores, the\n"
-        "hash, and prepare's passes over files against cat and cp with a cold page cache."
+        "hash, and prepare's passes over files against cat and cp with a cold page cache.\n"
+        f"{', '.join(GPU_BENCHES)}: one op on the GPU, CUDA-graph replays with a cold L2, against\n"
+        "the time of an empty kernel and the measured read rate; gpu: all of these."
     )
-    parser.add_argument("name", metavar="NAME", choices=["ops"], help="which benchmark: ops")
+    names = ["ops", *GPU_BENCHES, "gpu"]
     parser.add_argument(
-        "--table-gb", metavar="GB", type=float, default=2, help="table in memory (default: 2)"
+        "name", metavar="NAME", choices=names, help=f"which benchmark: {', '.join(names)}"
     )
     parser.add_argument(
-        "--file-gb", metavar="GB", type=float, default=2, help="file to read and copy (default: 2)"
+        "--table-gb",
+        metavar="GB",
+        type=float,
+        help=f"table in memory (default: {_OPS_TABLE_GB:g}, on the GPU {_GPU_TABLE_GB:g})",
+    )
+    parser.add_argument(
+        "--file-gb", metavar="GB", type=float, default=2, help="ops: file to copy (default: 2)"
     )
     parser.add_argument(
         "--dir",
         metavar="DIR",
         type=Path,
-        help="on the disk to measure (default: the temporary folder)",
+        help="ops: on the disk to measure (default: the temporary folder)",
     )
-    console.add_json_option(parser)
+    parser.add_argument(
+        "--tokens",
+        metavar="T,...",
+        type=_token_counts,
+        default=list(gpu.TOKENS),
+        help=f"GPU: token counts (default: {','.join(map(str, gpu.TOKENS))})",
+    )
+    parser.add_argument(
+        "--rivals",
+        metavar="DIR",
+        type=Path,
+        help="GPU: kernels of vLLM and SGLang, measured in turns with ours",
+    )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="GPU: write a picture (PNG)")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const=True,
+        type=Path,
+        help="print one JSON object and nothing else; GPU, with FILE: write the results there, "
+        "where rows of other benchmarks stay",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.table_gb is None:
+        args.table_gb = _OPS_TABLE_GB if args.name == "ops" else _GPU_TABLE_GB
     for option, size in (("--table-gb", args.table_gb), ("--file-gb", args.file_gb)):
         if not 0.001 <= size <= 10_000:
             raise InputError(f"{option}: expected 0.001 to 10000, found {size:g}")
+    return _run_ops(args) if args.name == "ops" else _run_gpu(args)
+
+
+def _run_gpu(args: argparse.Namespace) -> int:
+    rivals = Rivals(args.rivals) if args.rivals else None
+    bench = gpu.Bench()
+    about = gpu.machine() | {"command": shlex.join(["trtllm-engram", *sys.argv[1:]])}
+    results = []
+    with console.status(args) as note:
+        for name in GPU_BENCHES if args.name == "gpu" else [args.name]:
+            module = importlib.import_module(f"..bench.{name}", __package__)
+            for result in bench.run(module.cases(args.tokens, args.table_gb, rivals)):
+                note(f"{result.case.row}, T = {result.case.num_tokens}")
+                results.append(result)
+    entries = report.entries(results, about)
+    if args.json is True:
+        console.print_json(entries)
+    else:
+        _print_gpu(results, bench.ceilings, about)
+        if args.json:
+            report.write_entries(args.json, entries)
+    if args.plot:
+        report.plot(args.plot, results, about)
+    return 0
+
+
+def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[str, str]) -> None:
+    out = console.stdout()
+    pairs: list[tuple[str, object]] = [(name, about[name]) for name in ("machine", "driver")]
+    pairs += [
+        ("versions", f"torch {about['torch']}, CUDA {about['cuda']}"),
+        (gpu.EMPTY, f"{ceilings.empty.median:.1f} us"),
+        ("read rate", f"{console.human_bytes(ceilings.read_rate)}/s (share is of this)"),
+        ("copy rate", f"{console.human_bytes(ceilings.copy_rate)}/s, read and written"),
+    ]
+    console.print_pairs(pairs, out)
+    for row, group in groupby(results, key=lambda result: result.case.row):
+        of_row = list(group)
+        rivals = [name for name in of_row[0].timings if name != gpu.OURS]
+        headings = [row, ">us", ">p10", ">p90", ">rate", ">share"]
+        for name in rivals:
+            headings += [f">{name}", ">ratio"]
+        out.print()
+        lines = [_gpu_line(result, rivals) for result in of_row]
+        console.print_table((*headings, "target"), lines, out)
+
+
+def _gpu_line(result: gpu.Result, rivals: list[str]) -> list[object]:
+    ours = result.timings[gpu.OURS]
+    line: list[object] = [f"T = {result.case.num_tokens}"]
+    line += [f"{time:.1f}" for time in (ours.median, ours.p10, ours.p90)]
+    line += [f"{console.human_bytes(result.rate)}/s", f"{result.share:.0%}"]
+    for name in rivals:
+        rival_us = result.timings[name].median
+        line += [f"{rival_us:.1f}", f"{ours.median / rival_us:.2f}"]
+    notes = Text()
+    for target in result.case.targets:
+        against_us = result.against_us(target)
+        if against_us is not None:
+            met = target.is_met(ours.median, against_us)
+            text = f"{target.against} {target}: {'met' if met else 'missed'}  "
+            notes.append(text, style="green" if met else "yellow")
+    notes.rstrip()
+    return [*line, notes]
+
+
+def _run_ops(args: argparse.Namespace) -> int:
     folder = Path(args.dir or tempfile.gettempdir())
     with console.status(args) as note:
         note("lookup")
@@ -64,15 +171,15 @@ def run(args: argparse.Namespace) -> int:
         rows = [asdict(one) | {"share": one.share} for one in measurements]
         console.print_json({"machine": machine_name(), **sizes, "measurements": rows})
     else:
-        _print(measurements, sizes)
+        _print_ops(measurements, sizes)
     return 0
 
 
-def _print(measurements: list[Measurement], sizes: dict[str, object]) -> None:
+def _print_ops(measurements: list[Measurement], sizes: dict[str, object]) -> None:
     out = console.stdout()
     pairs: list[tuple[str, object]] = [
         ("machine", machine_name()),
-        ("table", f"{sizes['table_gb']:g} GB in memory, {TOKENS} tokens a call"),
+        ("table", f"{sizes['table_gb']:g} GB in memory"),
         ("file", f"{sizes['file_gb']:g} GB in {sizes['folder']}"),
     ]
     console.print_pairs(pairs, out)
@@ -95,3 +202,13 @@ def _rate(rate: float, unit: str) -> str:
     if unit == "B":
         return f"{console.human_bytes(rate)}/s"
     return f"{console.human_count(rate)} {unit}/s"
+
+
+def _token_counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"expected counts like 1,64,8192, found {text!r}")
+    return counts

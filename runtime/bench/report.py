@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of GPU benchmarks as entries of a JSON file, and as a picture."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtllm_engram.builder.files import writing
+from trtllm_engram.plugins.errors import InputError
+
+from .gpu import EMPTY, OURS, Result
+
+Entry = dict[str, Any]
+
+_WIDE = 2  # plots side by side
+
+
+def entries(results: Sequence[Result], about: Mapping[str, str]) -> list[Entry]:
+    """One entry for each contender that ours is compared with, rival null where there is none."""
+    return [entry | dict(about) for result in results for entry in _entries(result)]
+
+
+def write_entries(path: Path, new: Sequence[Entry]) -> None:
+    """Replaces the rows of `new` in a file, and keeps those of other benchmarks."""
+    measured = {entry["row"] for entry in new}
+    old = json.loads(path.read_text()) if path.exists() else []
+    kept = [entry for entry in old if entry["row"] not in measured]
+    with writing(path):
+        lines = ",\n".join(json.dumps(entry) for entry in [*kept, *new])
+        path.write_text(f"[\n{lines}\n]\n")
+
+
+def plot(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> None:
+    """Time over tokens of each contender, with the time that the read rate allows."""
+    try:
+        pyplot = importlib.import_module("matplotlib.pyplot")
+    except ImportError:
+        raise InputError(
+            "--plot: expected matplotlib, found none: pip install 'trtllm-engram[bench]'"
+        ) from None
+    rows = list(dict.fromkeys(result.case.row for result in results))
+    height = -(-len(rows) // _WIDE)
+    figure, axes = pyplot.subplots(
+        height, _WIDE, figsize=(6 * _WIDE, 4 * height), squeeze=False, layout="constrained"
+    )
+    for axis, row in zip(axes.flat, rows, strict=False):
+        _plot_row(axis, [result for result in results if result.case.row == row])
+    for axis in axes.flat[len(rows) :]:
+        axis.remove()
+    figure.suptitle(f"{about['machine']}, driver {about['driver']}: medians, cold L2")
+    with writing(path):
+        figure.savefig(path, dpi=110)
+
+
+def _plot_row(axis: Any, results: Sequence[Result]) -> None:
+    tokens = [result.case.num_tokens for result in results]
+    for name in results[0].timings:
+        timings = [result.timings[name] for result in results]
+        (line,) = axis.plot(tokens, [one.median for one in timings], "o-", label=name)
+        axis.fill_between(
+            tokens,
+            [one.p10 for one in timings],
+            [one.p90 for one in timings],
+            color=line.get_color(),
+            alpha=0.2,
+        )
+    limits = [result.case.num_bytes / result.ceilings.read_rate * 1e6 for result in results]
+    axis.plot(tokens, limits, "k:", label="counted bytes at the read rate")
+    axis.axhline(results[0].ceilings.empty.median, color="grey", lw=1, label=EMPTY)
+    axis.set(xscale="log", yscale="log", title=results[0].case.row, xlabel="tokens", ylabel="us")
+    axis.set_ylim(bottom=1)
+    axis.legend(fontsize="small")
+
+
+def _entries(result: Result) -> list[Entry]:
+    ours = result.timings[OURS]
+    entry: Entry = {
+        "row": result.case.row,
+        "T": result.case.num_tokens,
+        "ours_us": _round(ours.median),
+        "p10_us": _round(ours.p10),
+        "p90_us": _round(ours.p90),
+        "bytes": result.case.num_bytes,
+        "read_ceiling_gb_s": round(result.ceilings.read_rate / 1e9),
+        "copy_ceiling_gb_s": round(result.ceilings.copy_rate / 1e9),
+        "share": round(result.share, 3),
+        "rival": None,
+        "rival_us": None,
+        "ratio": None,
+        "target": None,
+        "met": None,
+    }
+    targets = {target.against: target for target in result.case.targets}
+    against = {name: timing.median for name, timing in result.timings.items() if name != OURS}
+    if EMPTY in targets:
+        against[EMPTY] = result.ceilings.empty.median
+    made = []
+    for name, rival_us in against.items():
+        target = targets.get(name)
+        made.append(
+            entry
+            | {
+                "rival": name,
+                "rival_us": _round(rival_us),
+                "ratio": round(ours.median / rival_us, 3),
+                "target": str(target) if target else None,
+                "met": target.is_met(ours.median, rival_us) if target else None,
+            }
+        )
+    return made or [entry]
+
+
+def _round(microseconds: float) -> float:
+    return round(microseconds, 2)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench on a GPU: what is reported and what is refused; never how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from trtllm_engram.plugins.errors import EngramError
+from trtllm_engram.runtime import ops
+from trtllm_engram.runtime.bench import GPU_BENCHES, gpu, report
+from trtllm_engram.runtime.cli import main
+
+CEILINGS = gpu.Ceilings(gpu.Timing(3.0, 2.9, 3.1), 4.0e12, 4.1e12)
+ABOUT = {"machine": "a GPU", "driver": "1.2", "command": "trtllm-engram bench lookup"}
+
+
+def result(row, targets=(), **medians):
+    case = gpu.Case(row, 64, 4_000_000, {}, lambda _name, _result: None, targets)
+    timings = {name: gpu.Timing(us, us - 0.5, us + 0.5) for name, us in medians.items()}
+    return gpu.Result(case, timings, CEILINGS)
+
+
+def test_rate_and_share():
+    one = result("lookup", ours=2.0)
+    assert one.rate == pytest.approx(2e12)
+    assert one.share == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("target", "ours_us", "met"),
+    [
+        (gpu.Target("vLLM", ratio=0.5), 5.0, True),
+        (gpu.Target("vLLM", ratio=0.5), 5.1, False),
+        (gpu.Target(gpu.EMPTY, over_us=2.0), 12.0, True),
+        (gpu.Target(gpu.EMPTY, over_us=2.0), 12.1, False),
+    ],
+    ids=["ratio_met", "ratio_missed", "over_met", "over_missed"],
+)
+def test_targets(target, ours_us, met):
+    assert target.is_met(ours_us, 10.0) is met
+
+
+def test_an_entry_for_each_rival_and_target():
+    targets = [gpu.Target("vLLM", ratio=0.3), gpu.Target(gpu.EMPTY, over_us=2.0)]
+    entries = report.entries([result("lookup", targets, ours=4.0, vLLM=10.0, SGLang=8.0)], ABOUT)
+    found = {one["rival"]: (one["rival_us"], one["ratio"], one["met"]) for one in entries}
+    assert found == {
+        "vLLM": (10.0, 0.4, False),
+        "SGLang": (8.0, 0.5, None),
+        gpu.EMPTY: (3.0, 1.333, True),
+    }
+    assert all(one["T"] == 64 and one["machine"] == "a GPU" for one in entries)
+
+
+def test_without_rivals_there_is_no_rival_column():
+    (entry,) = report.entries([result("gate", [gpu.Target("vLLM", ratio=0.75)], ours=4.0)], ABOUT)
+    assert entry["rival"] is None
+    assert entry["met"] is None
+
+
+def test_rows_of_other_benchmarks_stay_in_the_file(tmp_path):
+    path = tmp_path / "performance.json"
+    report.write_entries(path, report.entries([result("gate", ours=9.0)], ABOUT))
+    report.write_entries(path, report.entries([result("lookup", ours=5.0)], ABOUT))
+    report.write_entries(path, report.entries([result("lookup", ours=4.0)], ABOUT))
+    assert [(one["row"], one["ours_us"]) for one in json.loads(path.read_text())] == [
+        ("gate", 9.0),
+        ("lookup", 4.0),
+    ]
+
+
+def test_rivals_that_are_not_there(tmp_path, capsys):
+    assert main(["bench", "lookup", "--rivals", str(tmp_path)]) == 2
+    assert f"--rivals: {tmp_path}: expected vllm_engram.py, found none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokens", ["0", "a", ""])
+def test_token_counts_that_are_none(tokens, capsys):
+    assert main(["bench", "lookup", "--tokens", tokens]) == 2
+    assert "expected counts like 1,64,8192" in capsys.readouterr().err
+
+
+def test_without_torch_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    gpu.load_torch.cache_clear()
+    assert main(["bench", "lookup"]) == 2
+    assert "expected torch for a benchmark on a GPU, found none" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_BENCHES)
+def test_every_benchmark_runs(name, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "_TURNS", 2)
+    assert main(["bench", name, "--tokens", "1,130", "--table-gb", "0.01", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert {entry["T"] for entry in entries} == {1, 130}
+    assert all(entry["ours_us"] > 0 and entry["share"] > 0 for entry in entries)
+
+
+@pytest.mark.gpu
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    right = ops.lookup
+    monkeypatch.setattr(ops, "lookup", lambda *args, **options: right(*args, **options) * 2)
+    with pytest.raises(EngramError, match="bench: lookup to BF16, T = 1: ours gave another result"):
+        main(["bench", "lookup", "--tokens", "1", "--table-gb", "0.01"])
