@@ -21,7 +21,7 @@ BUILD_TOOLS = $(shell sed -nE 's/^ *"((cmake|ninja|setuptools|wheel)==[^"]*)",?$
 MISSING = $(shell for tool in $(PYTHON) g++ git; do command -v $$tool >/dev/null || echo $$tool; done; \
             $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv)
 
-.PHONY: build demo tensorrt test test-all test-gpu sanitize-gpu test-mutants lint test-cpp \
+.PHONY: build demo tensorrt test test-all test-gpu sanitize-gpu test-mutants bench lint test-cpp \
         test-python clean help
 build: $(INSTALLED)
 	@$(BIN)/python setup.py --quiet build_library --editable-mode
@@ -92,6 +92,11 @@ sanitize-gpu: build
 	    --kernel-name kernel_substring=engram --report-api-errors no \
 	    $(BIN)/python -m pytest -m gpu $(SANITIZED) || exit; \
 	done
+
+# RIVALS: a folder of rival kernels, measured in turns with ours.
+bench: build
+	$(BIN)/trtllm-engram bench gpu $(if $(RIVALS),--rivals $(RIVALS)) \
+	  --json docs/performance.json --plot docs/performance.png
 
 test-mutants: build
 	$(BIN)/python tests/mutants/run.py
