@@ -296,39 +296,54 @@ def test_polygraphy_functions_tell_wrong_tables(store, feed, outputs, tmp_path):
         assert results[rows_name(14)]
 
 
-@on_gpu
-@pytest.mark.parametrize("spoil", [None, *WRONG.values()], ids=["right", *WRONG])
-def test_compare_command(store, outputs, feed, tmp_path, capsys, spoil):
-    """An engine on the right table passes; on a wrong one, bound by a TOML file, it fails."""
+# Engines.
+
+
+@pytest.fixture(scope="module")
+def plan(store):
     from trtllm_engram.builder.engine import build
+
+    path = store.path.parent / "engine.plan"
+    build(store, path, max_batch=64, max_tokens=64, options=ModelOptions(check_outputs=True))
+    return path
+
+
+def tables_toml(folder, stores):
+    """Binds each layer to its store."""
+    path = folder / "tables.toml"
+    lines = ["format_version = 1"]
+    for layer, store in stores.items():
+        lines += [f"[tables.engram_{layer}]", f'store = "{store.path}"', f"layer = {layer}"]
+    path.write_text("\n".join(lines))
+    path.chmod(0o600)
+    return path
+
+
+with_each_wrong_table = pytest.mark.parametrize(
+    "spoil", [None, *WRONG.values()], ids=["right", *WRONG]
+)
+
+
+def spoilt(store, folder, spoil, feed):
+    """A TOML file whose layer 1 is wrong in a row that the feed reads, unless spoil is None."""
+    ids = Reference(store)(feed)["hash_ids"][:, 0]
+    row = int(ids[ids >= 0][7])
+    first = store if spoil is None else wrong_store(folder, spoil, 1, row, **SIZES)
+    return tables_toml(folder, {1: first, 14: store})
+
+
+@on_gpu
+@with_each_wrong_table
+def test_compare_command(store, plan, feed, tmp_path, capsys, spoil):
+    """An engine on the right table passes; on a wrong one, bound by a TOML file, it fails."""
     from trtllm_engram.runtime.cli import main
 
-    plan = tmp_path / "engine.plan"
-    build(store, plan, max_batch=64, max_tokens=64, options=ModelOptions(check_outputs=True))
-    bound = store
-    if spoil is not None:
-        row = int(outputs["hash_ids"][5, 0, 7])
-        bound = wrong_store(tmp_path, spoil, 1, row, **SIZES)
-    toml = tmp_path / "tables.toml"
-    lines = ["format_version = 1"]
-    for layer in (1, 14):
-        source = bound if layer == 1 else store
-        lines += [f"[tables.engram_{layer}]", f'store = "{source.path}"', f"layer = {layer}"]
-    toml.write_text("\n".join(lines))
-    toml.chmod(0o600)
+    toml = spoilt(store, tmp_path, spoil, feed)
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    arguments = [
-        "--engine",
-        str(plan),
-        "--tables",
-        str(toml),
-        "--text",
-        str(text),
-        "--sizes",
-        "37x3",
-    ]
-    code = main(["compare", str(store.path), *arguments, "--json"])
+    where = ["--engine", str(plan), "--tables", str(toml)]
+    what = ["--text", str(text), "--sizes", "37x3"]
+    code = main(["compare", str(store.path), *where, *what, "--json"])
     assert code == (0 if spoil is None else 1)
     results = {one["name"]: one for one in json.loads(capsys.readouterr().out)["outputs"]}
     assert results["hash_ids"]["passed"]
@@ -336,14 +351,25 @@ def test_compare_command(store, outputs, feed, tmp_path, capsys, spoil):
 
 
 @on_gpu
-def test_polygraphy_with_an_engine(store, tmp_path):
+def test_polygraphy_with_an_engine(store, plan):
     """The command of examples/polygraphy."""
-    from trtllm_engram.builder.engine import build
     from trtllm_engram.plugins import library_path
 
-    plan = tmp_path / "engine.plan"
-    build(store, plan, max_batch=8, max_tokens=64, options=ModelOptions(check_outputs=True))
     options = ["--engram-store", store.path, "--plugins", library_path()]
     done = polygraphy(plan, "--trt", "--engram-ref", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Passed: 2/2 iterations" in done.stdout
+
+
+@on_gpu
+@with_each_wrong_table
+def test_polygraphy_tells_wrong_tables(store, plan, tmp_path, monkeypatch, spoil):
+    """The same with tables that TRTLLM_ENGRAM_TABLES binds: exit code 1 where one is wrong."""
+    feed = make_feeds(store, [(1, 1), (37, 3)])[1]
+    toml = spoilt(store, tmp_path, spoil, feed)
+    monkeypatch.setenv("TRTLLM_ENGRAM_TABLES", str(toml))
+    options = ["--engram-store", store.path, "--engram-placement", "none"]
+    done = polygraphy(plan, "--trt", "--engram-ref", *options)
+    assert done.returncode == (0 if spoil is None else 1), done.stdout + done.stderr
+    broken = f"{rows_name(1)}: " in done.stdout and "BROKEN" in done.stdout
+    assert broken == (spoil is not None)

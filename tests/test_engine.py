@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,6 +221,18 @@ def test_outputs_of_the_caller(store, engine):
 
 
 # Plans in other processes.
+
+
+@on_gpu
+def test_example():
+    """examples/tensorrt_network.py: eager and replayed outputs are spread alike."""
+    script = Path(__file__).parents[1] / "examples/tensorrt_network.py"
+    assert len(script.read_text(encoding="utf-8").splitlines()) < 60
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    eager, replayed = done.stdout.splitlines()
+    assert eager == replayed
+
 
 _RELOAD = """
 import hashlib, json, sys
