@@ -2,12 +2,14 @@
 """Shows that each mutant, a one-line fault, turns a test red: `make test-mutants`.
 
 A mutant is a patch beside this file whose first line is `Test: <pytest node id>`, or, for the C++
-tests, `Test: cpp:<doctest name filter>`. All is done in a copy of the checkout. Exit code 1 where a
-mutant survives, or where its test fails without it.
+tests, `Test: cpp:<doctest name filter>`, or, for those of the plugins (cpp/tests/plugins), `Test:
+plugins:<filter>`. All is done in a copy of the checkout. Exit code 1 where a mutant survives, or
+where its test fails without it.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -33,6 +35,22 @@ class Mutant:
         if not first.startswith("Test: "):
             raise SystemExit(f"{patch}: expected 'Test: <test>' in line 1, found {first!r}")
         return cls(patch, first.removeprefix("Test: ").strip())
+
+
+def header_folders() -> list[str]:
+    """What the plugins are built with, as the checkout's own build finds it."""
+    sys.path.insert(0, str(TESTS.parent / "cpp/cmake"))
+    nvcc = importlib.import_module("toolchain").find_nvcc()
+    headers = importlib.import_module("tensorrt_headers").find()
+    if not nvcc or not headers:
+        raise SystemExit("plugins: expected headers of CUDA and TensorRT, found none: make build")
+    toolkit = Path(nvcc).parents[1]
+    libraries = next(toolkit.glob("lib*/libcudart_static.a")).parent
+    return [
+        f"-DCUDA_INCLUDE={toolkit / 'include'}",
+        f"-DCUDA_LIBRARIES={libraries}",
+        f"-DTENSORRT_INCLUDE={headers}",
+    ]
 
 
 class Copy:
@@ -75,6 +93,12 @@ class Copy:
             self.must(what, "cmake", "--build", "build/sanitize")
             case = f"--test-case={test.removeprefix('cpp:')}"
             return self.run("build/sanitize/engram_tests", case) == 0
+        if test.startswith("plugins:"):
+            source = ("-S", "tests/mutants/plugins", "-B", "build/plugins", "-G", "Ninja")
+            self.must(what, "cmake", *source, *header_folders())
+            self.must(what, "cmake", "--build", "build/plugins")
+            case = f"--test-case={test.removeprefix('plugins:')}"
+            return self.run("build/plugins/harness", "build/plugins/libtrtllm_engram.so", case) == 0
         build = ("setup.py", "--quiet", "build_library", "--editable-mode")
         self.must(what, sys.executable, *build)
         code = self.run(str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", test)

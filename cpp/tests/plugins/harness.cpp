@@ -163,7 +163,7 @@ void load(const char* library, const char* tensorrt) {
     if (dlopen(tensorrt, RTLD_NOW | RTLD_LOCAL) == nullptr) throw std::runtime_error(dlerror());
     tensorrt_loaded = true;
   }
-  library_handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  library_handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
   if (library_handle == nullptr) throw std::runtime_error(dlerror());
   symbol<void (*)(nvinfer1::ILoggerFinder*)>("setLoggerFinder")(&finder);
   std::FILE* const captured = std::tmpfile();
