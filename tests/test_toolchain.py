@@ -120,7 +120,7 @@ def test_required_parts(
 ) -> None:
     monkeypatch.setenv("TRTLLM_ENGRAM_REQUIRE", required)
     marked = f"import pytest\npytestmark = pytest.mark.gpu\n{body}\n"
-    assert run_pytest(tmp_path, "NEEDS.clear()", marked) == code
+    assert run_pytest(tmp_path, "NEEDS.clear()", marked).returncode == code
 
 
 @pytest.mark.parametrize(("required", "code"), [("trt", 0), ("gpu", 1), ("gpu,trt", 1)])
@@ -131,16 +131,28 @@ def test_only_the_missing_part_is_missed(
     monkeypatch.setenv("TRTLLM_ENGRAM_REQUIRE", required)
     needs = "NEEDS.update(gpu=lambda: 'no GPU here', trt=lambda: '')"
     marked = "import pytest\npytestmark = [pytest.mark.gpu, pytest.mark.trt]\n" + PASSING
-    assert run_pytest(tmp_path, needs, marked) == code
+    assert run_pytest(tmp_path, needs, marked).returncode == code
 
 
-def run_pytest(folder: Path, needs: str, test: str) -> int:
-    """The exit code of a test module's run under the suite's conftest with other NEEDS."""
+def test_the_last_lines_say_what_was_not_run(tmp_path: Path) -> None:
+    """After all else but pytest's own count, with the command that runs it."""
+    needs = "NEEDS.update(gpu=lambda: 'no GPU here', trt=lambda: '', engine=lambda: 'none')"
+    marked = "import pytest\npytestmark = [pytest.mark.gpu, pytest.mark.engine]\n" + PASSING
+    *_, first, second, count = run_pytest(tmp_path, needs, marked).stdout.splitlines()
+    assert first == "NOT RUN: 1 tests that need engine: none; `.venv/bin/pip install " + (
+        "'trtllm-engram[tensorrt]'` brings it"
+    )
+    assert second.startswith("NOT RUN: 1 tests that need gpu: no GPU here; `make test-gpu` on a ")
+    assert "1 skipped" in count
+
+
+def run_pytest(folder: Path, needs: str, test: str) -> subprocess.CompletedProcess[str]:
+    """A test module's run under the suite's conftest with other NEEDS."""
     conftest = (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
     (folder / "conftest.py").write_text(f"{conftest}\n{needs}\n")
     (folder / "test_it.py").write_text(test)
     helpers = f"pythonpath={ROOT / 'tests'}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", helpers]
     return subprocess.run(
-        [*command, folder], cwd=folder, capture_output=True, check=False
-    ).returncode
+        [*command, folder], cwd=folder, capture_output=True, text=True, check=False
+    )
