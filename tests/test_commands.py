@@ -31,9 +31,13 @@ def test_library_path(run):
 def test_cache_lists_and_clears_only_its_own(run, monkeypatch, tmp_path):
     monkeypatch.setenv("TRTLLM_ENGRAM_CACHE", str(tmp_path))
     (tmp_path / "token_map-1.bin").write_bytes(b"123")
+    (tmp_path / "timing-10.6.0.cache").write_bytes(b"12")
     (tmp_path / "precious").write_bytes(b"4")
     _, out, _ = run("cache", "--json")
-    assert json.loads(out)["entries"] == [{"name": "token_map-1.bin", "bytes": 3}]
+    assert json.loads(out)["entries"] == [
+        {"name": "timing-10.6.0.cache", "bytes": 2},
+        {"name": "token_map-1.bin", "bytes": 3},
+    ]
     assert run("cache", "--clear")[0] == 0
     assert names_below(tmp_path) == ["precious"]
 
