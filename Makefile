@@ -56,6 +56,14 @@ test-cpp: .venv/tools
 	cd cpp && PATH="$(CURDIR)/$(BIN):$$PATH" && cmake --preset sanitize --log-level=WARNING \
 	  && cmake --build --preset sanitize && ctest --preset sanitize
 
+# libFuzzer is clang's; g++ has none.
+FUZZER := echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' \
+            | clang++ -x c++ -fsanitize=fuzzer - -o /dev/null
+test-fuzz: .venv/tools
+	@if $(FUZZER) 2>/dev/null; then cd cpp && PATH="$(CURDIR)/$(BIN):$$PATH" \
+	  && cmake --preset fuzz --log-level=WARNING && cmake --build --preset fuzz && ctest --preset fuzz; \
+	else echo 'NOT RUN: fuzzing of the C++ parsers: apt-get install -y clang libclang-rt-14-dev'; fi
+
 test-python: build
 	$(BIN)/pytest --numprocesses=auto --dist=loadgroup -m '$(or $(MARKERS),not slow)'
 
@@ -67,6 +75,7 @@ test:
 	@$(call timed,build)
 	@$(call timed,lint)
 	@$(call timed,test-cpp)
+	@$(call timed,test-fuzz)
 	@$(call timed,test-python)
 
 test-all:

@@ -12,10 +12,18 @@
 
 namespace engram {
 
+//! Text on one line, whatever names of users it holds: control characters become spaces.
+inline std::string one_line(std::string text) {
+  for (char& character : text) {
+    if (static_cast<unsigned char>(character) < 0x20 || character == 0x7F) character = ' ';
+  }
+  return text;
+}
+
 class Error : public std::runtime_error {
  public:
   Error(engram_status status, const std::string& message)
-      : std::runtime_error(message), status_(status) {}
+      : std::runtime_error(one_line(message)), status_(status) {}
   engram_status status() const { return status_; }
 
  private:

@@ -11891,7 +11891,7 @@ TOML_IMPL_NAMESPACE_START
 			case 0x05: return c == U'\u1680' || c == U'\u180E';
 			case 0x07:
 				return (U'\u2000' <= c && c <= U'\u200B') || (U'\u205F' <= c && c <= U'\u2060') || c == U'\u202F';
-			default: TOML_UNREACHABLE;
+			default: return false; // trtllm-engram: was TOML_UNREACHABLE, but U+F38E and others come here
 		}
 
 		TOML_UNREACHABLE;
@@ -12014,7 +12014,7 @@ TOML_IMPL_NAMESPACE_START
 			case 0x03: return c <= U'\uD7FF';
 			case 0x04:
 				return (U'\uF900' <= c && c <= U'\uFDCF') || (U'\uFDF0' <= c && c <= U'\uFFFD') || U'\U00010000' <= c;
-			default: TOML_UNREACHABLE;
+			default: return false; // trtllm-engram: was TOML_UNREACHABLE, but U+F38E and others come here
 		}
 
 		TOML_UNREACHABLE;
