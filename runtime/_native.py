@@ -19,7 +19,7 @@ from typing import Any
 from trtllm_engram.plugins import library_path
 from trtllm_engram.plugins.errors import EngramError, InputError
 
-ABI_VERSION = 2
+ABI_VERSION = 1
 CPU = -1
 
 

@@ -29,7 +29,7 @@ extern "C" {
 
 /*! Raised by one for every incompatible change of this header; Python refuses a library of
  *  another number. */
-#define ENGRAM_ABI_VERSION 2
+#define ENGRAM_ABI_VERSION 1
 
 typedef enum engram_status {
   ENGRAM_OK = 0,
