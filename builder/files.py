@@ -35,10 +35,14 @@ def _told(path: Path, verb: str) -> Iterator[None]:
     except InputError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        if getattr(error, "errno", None) == errno.ENOSPC and path.parent.exists():
-            reason = f"disk full: free {free_bytes(path.parent)} bytes"
-        raise InputError(f"{path}: cannot {verb}: {reason}") from error
+        raise _failure(path, verb, error) from error
+
+
+def _failure(path: Path, verb: str, error: OSError | ValueError) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    if getattr(error, "errno", None) == errno.ENOSPC and path.parent.exists():
+        reason = f"disk full: free {free_bytes(path.parent)} bytes"
+    return InputError(f"{path}: cannot {verb}: {reason}")
 
 
 def resolve_member(root: Path, name: str) -> Path:
@@ -67,13 +71,22 @@ def read_regular(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Yields the name of a scratch file beside path; on success it becomes path, durably, in one
-    step.
+    """Yields the name of an empty scratch file beside path; on success it becomes path, durably, in
+    one step.
+
+    A path that cannot be written is refused before the caller's work begins, which may take long.
     """
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    with writing(path):
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: expected a file to write, found a folder or a device")
+        scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        scratch.touch()
     try:
-        with writing(path):
+        try:
             yield scratch
+        except OSError as error:  # not ValueError: what a bug raises would pass for bad input
+            raise _failure(path, "write", error) from error
+        with writing(path):
             sync(scratch)
             scratch.replace(path)
             sync(path.parent)

@@ -37,3 +37,35 @@ def test_a_disk_that_can_only_be_read(tmp_path, monkeypatch):
         write_aside(tmp_path / "out") as scratch,
     ):
         scratch.write_bytes(b"x")
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in (
+        ("folder", "expected a file to write, found a folder or a device"),
+        ("pipe", "expected a file to write, found a folder or a device"),
+        ("nowhere/out", "cannot write: No such file or directory"),
+        ("a\0b", "cannot write: embedded null byte"),
+    ):
+        begun = False
+        with pytest.raises(InputError, match=reason), write_aside(tmp_path / name):
+            begun = True
+        assert not begun
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
+
+
+def test_a_failure_of_the_work_leaves_what_was_there(tmp_path):
+    """A bug stays what it is, a ValueError: it is not told as a file that cannot be written."""
+    (tmp_path / "out").write_bytes(b"before")
+
+    def work():
+        with write_aside(tmp_path / "out") as scratch:
+            scratch.write_bytes(b"half")
+            raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match=r"^a bug$") as caught:
+        work()
+    assert not isinstance(caught.value, InputError)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out").read_bytes() == b"before"
