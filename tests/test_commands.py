@@ -122,6 +122,10 @@ def test_run_takes_hidden_states_and_hands_on_their_dtype(run, files):
     assert out.dtype == np.float32
     assert np.array_equal(out[:2], hidden[:2])
     assert not np.array_equal(out[2:], hidden[2:])
+    code, _, err = run(*options, "--output", "hidden.safetensors")
+    assert code == 2
+    assert "expected another file for the output" in only_line(err)
+    assert np.array_equal(load_file(files / "hidden.safetensors")["hidden"], hidden)
 
 
 def test_an_empty_text_runs(run, files):

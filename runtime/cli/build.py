@@ -86,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
+    store.check_output(args.output)
     options = ModelOptions(args.hidden_dtype, args.history, args.check_outputs, args.prefetch)
     started = time.perf_counter()
     if args.onnx:

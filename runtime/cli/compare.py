@@ -69,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
+    if args.png is not None:
+        store.check_output(args.png)
     with _tables(args, store), console.status(args) as note:
         note("loading the engine")
         engine = Engine(args.engine)

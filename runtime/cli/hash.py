@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from trtllm_engram.builder import EngramConfig, EngramLayout, build_token_map
-from trtllm_engram.builder.checkpoint import TOKENIZER_FILE
-from trtllm_engram.builder.files import write_aside
+from trtllm_engram.builder.checkpoint import TOKENIZER_FILE, files_of
+from trtllm_engram.builder.files import refuse_to_replace, write_aside
 from trtllm_engram.builder.layout import read_layout
 from trtllm_engram.builder.manifest import MANIFEST_FILE
 from trtllm_engram.plugins.errors import InputError
@@ -20,7 +20,7 @@ from trtllm_engram.plugins.errors import InputError
 from .. import ops
 from ..store import open_store
 from . import console
-from .tokens import Ids, add_token_arguments, read_tokens
+from .tokens import Ids, add_token_arguments, read_tokens, token_files
 
 EXAMPLE = "trtllm-engram hash STORE --text examples/multilingual.txt --output ids.npy"
 
@@ -30,6 +30,7 @@ class _Hasher:
     layout: EngramLayout
     token_map: Ids
     tokenizer_json: Path
+    files: list[Path]  # that all this was read from
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     hasher = _open(Path(args.model), args.tokenizer, args.checkpoint)
+    if args.output is not None:
+        refuse_to_replace(args.output, [*hasher.files, *token_files(args)])
     ids, dead = read_tokens(args, hasher.tokenizer_json)
     hash_ids = ops.hash_ids(
         hasher.layout,
@@ -76,13 +79,16 @@ def run(args: argparse.Namespace) -> int:
 def _open(model: Path, tokenizer: Path | None, checkpoint: str | None) -> _Hasher:
     if (model / MANIFEST_FILE).exists():
         store = open_store(model, checkpoint=checkpoint)
-        return _Hasher(store.layout, store.token_map, tokenizer or store.tokenizer_json)
+        tokenizer = tokenizer or store.tokenizer_json
+        files = [tokenizer, *store.manifest.files(model)]
+        return _Hasher(store.layout, store.token_map, tokenizer, files)
     layout = read_layout(model)
     if tokenizer is None:
         if not model.is_dir():
             raise InputError(f"{model}: a config.json has no tokenizer: expected --tokenizer FILE")
         tokenizer = model / TOKENIZER_FILE
-    return _Hasher(layout, build_token_map(tokenizer, layout.config), tokenizer)
+    files = [tokenizer, *(files_of(model) if model.is_dir() else [model])]
+    return _Hasher(layout, build_token_map(tokenizer, layout.config), tokenizer, files)
 
 
 def _lines(config: EngramConfig, ids: Ids, hash_ids: Ids) -> Iterator[str]:

@@ -15,6 +15,7 @@ from trtllm_engram.builder.checkpoint import (
     TOKENIZER_FILE,
     Checkpoint,
 )
+from trtllm_engram.builder.config import CONFIG_FILE
 from trtllm_engram.builder.files import read_regular, reading
 from trtllm_engram.builder.layout import read_layout
 from trtllm_engram.builder.manifest import CHECKPOINT, MANIFEST_FILE, read_manifest
@@ -24,8 +25,6 @@ from trtllm_engram.plugins.errors import InputError
 from . import console
 
 EXAMPLE = "trtllm-engram inspect CHECKPOINT"
-
-_CONFIG_FILE = "config.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,10 +70,10 @@ def describe(path: Path, checkpoint: str | None = None) -> dict[str, Any]:
         return _describe_checkpoint(path)
     if not is_folder and _is_tokenizer(path):
         return _describe_tokenizer(path)
-    if not is_folder or _CONFIG_FILE in names:
+    if not is_folder or CONFIG_FILE in names:
         return {"kind": "config", "path": str(path)} | _describe_layout(read_layout(path))
     raise InputError(
-        f"{path}: expected {MANIFEST_FILE}, {INDEX_FILE}, {SINGLE_FILE} or {_CONFIG_FILE} in it"
+        f"{path}: expected {MANIFEST_FILE}, {INDEX_FILE}, {SINGLE_FILE} or {CONFIG_FILE} in it"
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_engram.builder import EngramConfig
-from trtllm_engram.builder.files import write_aside, write_at
+from trtllm_engram.builder.files import refuse_to_replace, write_aside, write_at
 from trtllm_engram.builder.safetensors_file import TensorEntry, TensorSpec, create_file
 from trtllm_engram.plugins.errors import InputError
 
@@ -28,7 +28,7 @@ from ..session import Chunk, EngramSession
 from ..store import Store, open_store
 from ..tables import Tables
 from . import console
-from .tokens import add_token_arguments, read_tokens
+from .tokens import add_token_arguments, read_tokens, token_files
 
 EXAMPLE = "trtllm-engram run STORE --text examples/multilingual.txt --output out.safetensors"
 
@@ -79,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
+    store.check_output(args.output)
+    inputs = [*token_files(args), *(file for file in (args.hidden, args.engine) if file)]
+    refuse_to_replace(args.output, inputs)
     ids, dead = read_tokens(args, store.tokenizer_json)
     hidden: HiddenSource = SeededHidden(store.config, args.seed)
     if args.hidden is not None:

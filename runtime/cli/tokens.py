@@ -33,11 +33,20 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def token_files(args: argparse.Namespace) -> list[Path]:
+    """The file that the tokens come from, if it is one: no output may replace it."""
+    name = args.ids if args.text is None else args.text
+    return [] if name == "-" else [Path(name)]
+
+
 def read_tokens(
     args: argparse.Namespace, tokenizer_json: Path
 ) -> tuple[Ids, npt.NDArray[np.bool_]]:
     """(ids, dead mask) as the options say."""
-    ids = encode(tokenizer_json, read_text(args.text)) if args.text else _read_ids(args.ids)
+    if args.text is None:
+        ids = _read_ids(args.ids)
+    else:
+        ids = encode(tokenizer_json, read_text(args.text))
     dead = np.zeros(ids.size, np.bool_)
     for span in args.dead:
         match = re.fullmatch(r"(\d+):(\d+)", span)
