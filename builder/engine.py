@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_engram.builder.block_sums import Progress
-from trtllm_engram.builder.files import reading, write_aside
+from trtllm_engram.builder.files import read_regular, write_aside
 from trtllm_engram.builder.graph import NetworkGraph
 from trtllm_engram.builder.layers import ModelStore, engram_layers
 from trtllm_engram.builder.model import ModelOptions, add_model, input_shapes
@@ -28,6 +29,8 @@ from trtllm_engram.plugins.registration import import_tensorrt, register
 
 Shapes = Mapping[str, tuple[int, ...]]
 AUTO = "auto"
+
+_log = logging.getLogger("trtllm_engram")
 
 
 @dataclass(frozen=True)
@@ -147,23 +150,31 @@ class EngineBuilder:
 
     @contextlib.contextmanager
     def _timings(self) -> Iterator[None]:
-        """Reads the timing cache, and writes it back once the engine is built."""
+        """Reads the timing cache, and writes it back once the engine is built.
+
+        A cache that cannot be read or written costs time at most, never the engine.
+        """
         file = self._timing_cache
         if file is None:
             yield
             return
         content = b""
-        if file.exists():
-            with reading(file):
-                content = file.read_bytes()
+        try:
+            if file.exists():
+                content = read_regular(file)
+        except InputError as error:
+            _log.warning("timing cache: built without it: %s", error)
         with told("timing cache"):  # one of another GPU or driver is refused: begin anew
             cache = self.config.create_timing_cache(content)
             if cache is None or not self.config.set_timing_cache(cache, False):
                 cache = self.config.create_timing_cache(b"")
                 self.config.set_timing_cache(cache, False)
         yield
-        with write_aside(file) as scratch:
-            scratch.write_bytes(self.config.get_timing_cache().serialize())
+        try:
+            with write_aside(file) as scratch:
+                scratch.write_bytes(self.config.get_timing_cache().serialize())
+        except InputError as error:
+            _log.warning("timing cache: not kept: %s", error)
 
 
 def _require_gpu() -> None:

@@ -52,11 +52,13 @@ def export(
     projection: str = "plugin",
     external: bool | None = None,
 ) -> None:
-    """Writes an ONNX model; see engine.build for the arguments.
+    """Writes an ONNX model, whole or not at all; see engine.build for the arguments.
 
     Args:
         external: weights in PATH.data beside it; None: where the model would pass 2 GB.
     """
+    if projection == "fp8":  # before its own arguments are asked for
+        raise _no_fp8()
     graph = OnnxGraph()
     add_model(graph, store, engram_layers(store, tables, projection), options or ModelOptions())
     graph.write(Path(path), external)
@@ -94,18 +96,29 @@ class OnnxGraph:
         return self._add("MatMul", {"x": x, "weight": wide}, ("kv",))[0]
 
     def project_fp8(self, x: str, weight: Host, scale: Host, rows_amax: float) -> str:
-        raise InputError("projection: expected plugin or tensorrt in ONNX, found fp8")
+        raise _no_fp8()
 
     def write(self, path: Path, external: bool | None) -> None:
         num_bytes = sum(array.nbytes for array in self._constants.values())
         if external is None:
             external = num_bytes >= _MOST_INLINE_BYTES
-        data = path.with_name(f"{path.name}.data")
-        if external:
-            with write_aside(data) as scratch:
-                tensors = self._write_data(scratch, data.name)
-        else:
-            tensors = [self._inline(name, array) for name, array in self._constants.items()]
+        if not external and num_bytes >= _MOST_INLINE_BYTES:
+            raise InputError(
+                f"external: expected True for {num_bytes} bytes of weights, as a model holds "
+                f"less than {_MOST_INLINE_BYTES}, found False"
+            )
+        with write_aside(path) as scratch:
+            if not external:
+                tensors = [self._inline(name, array) for name, array in self._constants.items()]
+                scratch.write_bytes(self._model(tensors))
+                return
+            data = path.with_name(f"{path.name}.data")
+            with write_aside(data) as data_scratch:  # both are whole before either has its name
+                tensors = self._write_data(data_scratch, data.name)
+                scratch.write_bytes(self._model(tensors))
+
+    def _model(self, tensors: list[Any]) -> bytes:
+        """The serialized model with these initializers."""
         helper = self._onnx.helper
         graph = helper.make_graph(
             self._nodes, "engram", self._inputs, self._outputs, initializer=tensors
@@ -116,8 +129,8 @@ class OnnxGraph:
             ir_version=_IR_VERSION,
             opset_imports=[helper.make_opsetid("", _OPSET), helper.make_opsetid(DOMAIN, 1)],
         )
-        with write_aside(path) as scratch:
-            scratch.write_bytes(model.SerializeToString())
+        serialized: bytes = model.SerializeToString()
+        return serialized
 
     def _add(
         self,
@@ -176,6 +189,10 @@ class OnnxGraph:
         for key, value in place.items():
             tensor.external_data.add(key=key, value=str(value))
         return tensor
+
+
+def _no_fp8() -> InputError:
+    return InputError("projection: expected plugin or tensorrt in ONNX, found fp8")
 
 
 def _import_onnx() -> Any:

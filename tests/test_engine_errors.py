@@ -191,6 +191,37 @@ def test_progress_and_timing_cache(store, tmp_path):
     cache.write_bytes(b"not a timing cache")
     build_plan(store, "cached.plan", **options)
     assert len(cache.read_bytes()) >= len(first) // 2
+    build_plan(store, "uncached.plan", timing_cache=tmp_path / "nowhere/timings")
+
+
+def test_a_timing_cache_that_cannot_be_kept_is_a_warning(tmp_path, caplog):
+    """An engine takes minutes: it is not lost for the sake of its timings."""
+    from trtllm_engram.builder.engine import EngineBuilder
+
+    class Config:
+        def create_timing_cache(self, content):
+            return content
+
+        def set_timing_cache(self, cache, _ignore_mismatch):
+            self.cache = cache
+            return True
+
+        def get_timing_cache(self):
+            return self
+
+        def serialize(self):
+            return b"timings"
+
+    builder = EngineBuilder.__new__(EngineBuilder)  # the constructor takes a GPU
+    builder.config = Config()
+    builder._timing_cache = tmp_path / "nowhere/timings"
+    with builder._timings():
+        assert builder.config.cache == b""
+    assert "timing cache: not kept: " in caplog.text
+    builder._timing_cache = tmp_path
+    with builder._timings():
+        assert builder.config.cache == b""
+    assert "timing cache: built without it: " in caplog.text
 
 
 @on_gpu

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ONNX form: valid, complete, and the same nodes as the network's."""
 
+import errno
+import os
 import sys
 
 import ml_dtypes
@@ -125,6 +127,24 @@ def test_external_where_a_protobuf_is_too_small(store, tmp_path, monkeypatch):
     monkeypatch.setattr(engram_onnx, "_MOST_INLINE_BYTES", 10_000)
     export(store, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").exists()
+    with pytest.raises(InputError, match=r"^external: expected True for \d+ bytes"):
+        export(store, tmp_path / "inline.onnx", external=False)
+    assert not (tmp_path / "inline.onnx").exists()
+
+
+def test_a_model_that_fails_leaves_the_old_one_and_its_data(store, tmp_path, monkeypatch):
+    """New weights beside an old model would be another model."""
+    path = tmp_path / "m.onnx"
+    export(store, path, external=True)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full_disk(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(engram_onnx.OnnxGraph, "_model", full_disk)
+    with pytest.raises(InputError, match="disk full"):
+        engram_onnx.export(store, path, projection="tensorrt", external=True)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -149,7 +169,7 @@ def test_whole_prompts(store, tmp_path, dtype):
 def test_refusals(store, tmp_path):
     with pytest.raises(InputError, match=r"^tables: expected layers of 1, 5, found 2$"):
         engram_onnx.export(store, tmp_path / "m.onnx", tables={2: "x"})
-    with pytest.raises(InputError, match=r"^rows_amax: expected a positive number for fp8"):
+    with pytest.raises(InputError, match=r"^projection: expected plugin or tensorrt in ONNX"):
         engram_onnx.export(store, tmp_path / "m.onnx", projection="fp8")
     assert not list(tmp_path.iterdir())
 

@@ -43,10 +43,7 @@ def read_tokens(
     args: argparse.Namespace, tokenizer_json: Path
 ) -> tuple[Ids, npt.NDArray[np.bool_]]:
     """(ids, dead mask) as the options say."""
-    if args.text is None:
-        ids = _read_ids(args.ids)
-    else:
-        ids = encode(tokenizer_json, read_text(args.text))
+    ids = _read_ids(args.ids) if args.text is None else encode(tokenizer_json, read_text(args.text))
     dead = np.zeros(ids.size, np.bool_)
     for span in args.dead:
         match = re.fullmatch(r"(\d+):(\d+)", span)
