@@ -249,6 +249,23 @@ def test_a_bar_shows_on_a_terminal_after_a_while(monkeypatch, capsys):
         assert ("working" in captured.err) is shown
 
 
+@pytest.mark.parametrize(("unit", "shown"), [("bytes", "1.0/2.0 kB"), ("steps", "1000 of 2000 st")])
+def test_a_bar_counts_in_its_own_unit(monkeypatch, capsys, unit, shown):
+    args = cli.build_parser(["doctor"]).parse_args(["doctor"])
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "PROGRESS_DELAY_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with console.progress(args, "working", unit) as report:
+        report(1000, 2000)
+    assert shown in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+
+
+def test_json_has_no_infinity(capsys):
+    """RFC 8259 has none; other languages' parsers refuse Python's."""
+    console.print_json({"worst": float("inf"), "all": [1.5, float("nan")]})
+    assert json.loads(capsys.readouterr().out) == {"worst": None, "all": [1.5, None]}
+
+
 def test_quiet_shows_no_bar(monkeypatch, capsys):
     args = cli.build_parser(["doctor", "-q"]).parse_args(["doctor", "-q"])
     monkeypatch.setattr(console, "PROGRESS_DELAY_S", 0.0)

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.onnx:
         onnx.export(store, args.output, options=options, projection=args.projection)
     else:
-        with console.progress(args, "build") as report:
+        with console.progress(args, "build", "steps") as report:
             engine.build(
                 store,
                 args.output,

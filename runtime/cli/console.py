@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +34,13 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(document: object, *, compact: bool = False) -> None:
-    """The one object on stdout of a command under --json; compact for long lists of numbers."""
+    """The one document on stdout of a command under --json; compact for long lists of numbers."""
     indent = None if compact else 2
-    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    try:
+        text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        document = as_json_types(document)
+        text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # JSON has escapes of its own
@@ -74,15 +79,19 @@ def print_table(
 
 
 @contextmanager
-def progress(args: argparse.Namespace, label: str) -> Iterator[Progress]:
-    """Yields report(done, total). A bar shows on a terminal once the work has lasted a while."""
+def progress(args: argparse.Namespace, label: str, unit: str = "bytes") -> Iterator[Progress]:
+    """Yields report(done, total), numbers of `unit`. A bar shows on a terminal once the work has
+    lasted a while."""
     if args.quiet or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
+    amount: progress_bar.ProgressColumn = progress_bar.DownloadColumn(binary_units=False)
+    if unit != "bytes":
+        amount = progress_bar.TextColumn(f"{{task.completed}} of {{task.total}} {unit}")
     bar = progress_bar.Progress(
         progress_bar.TextColumn("{task.description}"),
         progress_bar.BarColumn(bar_width=30),
-        progress_bar.DownloadColumn(binary_units=False),
+        amount,
         progress_bar.TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
         transient=True,
@@ -145,11 +154,14 @@ def human_count(count: float) -> str:
 
 
 def as_json_types(value: Any) -> Any:
-    """numpy numbers, tuples and paths as json.dumps takes them."""
+    """numpy numbers, tuples and paths as json.dumps takes them; null for what JSON has no number
+    for, infinities and NaN."""
     if isinstance(value, dict):
         return {str(key): as_json_types(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [as_json_types(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return value.item() if hasattr(value, "item") else str(value)
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         entries = create_file(scratch, _specs(store.config, ids.size, hidden, args.rows))
         with (
             _Writer(scratch, entries, args.rows) as writer,
-            console.progress(args, "run") as report,
+            console.progress(args, "run", "tokens") as report,
         ):
             for chunk in session.run(ids, hidden, args.chunk, dead):
                 writer.write(store.config, chunk)
