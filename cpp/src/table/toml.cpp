@@ -6,9 +6,20 @@
 #include <vector>
 
 #include "engram/error.h"
+
+namespace engram {
+namespace {
+
+[[noreturn]] void refuse_text() {
+  throw Error(ENGRAM_INVALID_ARGUMENT, "expected TOML, found what no parser knows");
+}
+
+}  // namespace
+}  // namespace engram
+
 // The parser's own assertions refuse a text as well ("[\f" meets one): never the end of a process,
 // nor, in a release build, an assumption.
-#define TOML_ASSERT(condition) ENGRAM_CHECK(condition, "expected TOML, found what no parser knows")
+#define TOML_ASSERT(condition) ((condition) ? void() : ::engram::refuse_text())
 #define TOML_ASSERT_ASSUME(condition) TOML_ASSERT(condition)
 #include "engram/table.h"
 #include "table/files.h"
