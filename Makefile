@@ -105,7 +105,7 @@ sanitize-gpu: build
 # RIVALS: a folder of rival kernels, measured in turns with ours.
 bench: build
 	$(BIN)/trtllm-engram bench gpu $(if $(RIVALS),--rivals $(RIVALS)) \
-	  --json docs/performance.json --plot docs/performance.png
+	  --output docs/performance.json --plot docs/performance.png
 
 test-mutants: build
 	$(BIN)/python tests/mutants/run.py

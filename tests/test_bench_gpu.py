@@ -72,6 +72,34 @@ def test_rows_of_other_benchmarks_stay_in_the_file(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '[{"T": 1}]'])
+def test_a_file_of_something_else_stays_as_it_is(tmp_path, capsys, content):
+    """It is refused before anything is measured."""
+    path = tmp_path / "precious.json"
+    path.write_text(content)
+    assert main(["bench", "lookup", "--output", str(path)]) == 2
+    assert f"{path}: expected results of `bench`" in capsys.readouterr().err
+    assert path.read_text() == content
+
+
+def test_a_plot(tmp_path, monkeypatch):
+    path = tmp_path / "plot.png"
+    results = [result(row, ours=9.0, vLLM=10.0) for row in ("gate", "lookup", "hash, 2 layers")]
+    report.plot(path, results, ABOUT)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(EngramError, match=r"^--plot: expected the package matplotlib"):
+        report.plot(path, results, ABOUT)
+
+
+@pytest.mark.parametrize(
+    "argv", [("ops", "--output", "o"), ("ops", "--tokens", "1"), ("gate", "--file-gb", "1")]
+)
+def test_options_of_another_benchmark(argv, capsys):
+    assert main(["bench", *argv]) == 2
+    assert f"{argv[1]}: expected with the benchmark " in capsys.readouterr().err
+
+
 def test_rivals_that_are_not_there(tmp_path, capsys):
     assert main(["bench", "lookup", "--rivals", str(tmp_path)]) == 2
     assert f"--rivals: {tmp_path}: expected vllm_engram.py, found none" in capsys.readouterr().err
@@ -95,7 +123,7 @@ def test_without_torch_one_line_says_so(monkeypatch, capsys):
 def test_every_benchmark_runs(name, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "_TURNS", 2)
     assert main(["bench", name, "--tokens", "1,130", "--table-gb", "0.01", "--json"]) == 0
-    entries = json.loads(capsys.readouterr().out)
+    entries = json.loads(capsys.readouterr().out)["results"]
     assert {entry["T"] for entry in entries} == {1, 130}
     assert all(entry["ours_us"] > 0 and entry["share"] > 0 for entry in entries)
 

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_engram.builder.files import writing
+from trtllm_engram.builder.files import read_regular, write_aside
 from trtllm_engram.plugins.errors import InputError
 
+from ..figure import new_figure, write_png
 from .gpu import EMPTY, OURS, Result
 
 Entry = dict[str, Any]
@@ -27,33 +27,37 @@ def entries(results: Sequence[Result], about: Mapping[str, str]) -> list[Entry]:
 def write_entries(path: Path, new: Sequence[Entry]) -> None:
     """Replaces the rows of `new` in a file, and keeps those of other benchmarks."""
     measured = {entry["row"] for entry in new}
-    old = json.loads(path.read_text()) if path.exists() else []
-    kept = [entry for entry in old if entry["row"] not in measured]
-    with writing(path):
-        lines = ",\n".join(json.dumps(entry) for entry in [*kept, *new])
-        path.write_text(f"[\n{lines}\n]\n")
+    kept = [entry for entry in read_entries(path) if entry["row"] not in measured]
+    lines = ",\n".join(json.dumps(entry) for entry in [*kept, *new])
+    with write_aside(path) as scratch:
+        scratch.write_text(f"[\n{lines}\n]\n", encoding="ascii")
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """What write_entries has written; nothing where there is no file."""
+    if not path.exists():
+        return []
+    try:
+        old = json.loads(read_regular(path))
+    except ValueError:
+        old = None
+    if not isinstance(old, list) or not all(isinstance(one, dict) and "row" in one for one in old):
+        raise InputError(f"{path}: expected results of `bench`, found something else")
+    return old
 
 
 def plot(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> None:
     """Time over tokens of each contender, with the time that the read rate allows."""
-    try:
-        pyplot = importlib.import_module("matplotlib.pyplot")
-    except ImportError:
-        raise InputError(
-            "--plot: expected matplotlib, found none: pip install 'trtllm-engram[bench]'"
-        ) from None
     rows = list(dict.fromkeys(result.case.row for result in results))
     height = -(-len(rows) // _WIDE)
-    figure, axes = pyplot.subplots(
-        height, _WIDE, figsize=(6 * _WIDE, 4 * height), squeeze=False, layout="constrained"
-    )
+    figure = new_figure("--plot", 6 * _WIDE, 4 * height)
+    axes = figure.subplots(height, _WIDE, squeeze=False)
     for axis, row in zip(axes.flat, rows, strict=False):
         _plot_row(axis, [result for result in results if result.case.row == row])
     for axis in axes.flat[len(rows) :]:
         axis.remove()
     figure.suptitle(f"{about['machine']}, driver {about['driver']}: medians, cold L2")
-    with writing(path):
-        figure.savefig(path, dpi=110)
+    write_png(path, figure)
 
 
 def _plot_row(axis: Any, results: Sequence[Result]) -> None:

@@ -22,6 +22,7 @@ from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
 from ..bench.ops import bench_hash, bench_lookup
 from ..bench.rivals import Rivals
+from ..figure import new_figure
 from . import console
 
 EXAMPLE = "trtllm-engram bench lookup --tokens 1,8192 --plot lookup.png"
@@ -29,6 +30,10 @@ EXAMPLE = "trtllm-engram bench lookup --tokens 1,8192 --plot lookup.png"
 _GB = 10**9
 _OPS_TABLE_GB = 2.0
 _GPU_TABLE_GB = 13.0
+_FILE_GB = 2.0
+# Options that the other kind of benchmark does not have.
+_OPS_OPTIONS = ("file_gb", "dir")
+_GPU_OPTIONS = ("tokens", "rivals", "plot", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"table in memory (default: {_OPS_TABLE_GB:g}, on the GPU {_GPU_TABLE_GB:g})",
     )
     parser.add_argument(
-        "--file-gb", metavar="GB", type=float, default=2, help="ops: file to copy (default: 2)"
+        "--file-gb", metavar="GB", type=float, help=f"ops: file to copy (default: {_FILE_GB:g})"
     )
     parser.add_argument(
         "--dir",
@@ -61,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         metavar="T,...",
         type=_token_counts,
-        default=list(gpu.TOKENS),
         help=f"GPU: token counts (default: {','.join(map(str, gpu.TOKENS))})",
     )
     parser.add_argument(
@@ -72,43 +76,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="GPU: write a picture (PNG)")
     parser.add_argument(
-        "--json",
-        metavar="FILE",
-        nargs="?",
-        const=True,
+        "--output",
+        metavar="FILE.json",
         type=Path,
-        help="print one JSON object and nothing else; GPU, with FILE: write the results there, "
-        "where rows of other benchmarks stay",
+        help="GPU: write the results there, where rows of other benchmarks stay",
     )
+    console.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    is_ops = args.name == "ops"
+    for option in _GPU_OPTIONS if is_ops else _OPS_OPTIONS:
+        if getattr(args, option) is not None:
+            kind = f"one of {', '.join(GPU_BENCHES)}, gpu" if is_ops else "ops"
+            name = option.replace("_", "-")
+            raise InputError(f"--{name}: expected with the benchmark {kind}, found {args.name}")
     if args.table_gb is None:
-        args.table_gb = _OPS_TABLE_GB if args.name == "ops" else _GPU_TABLE_GB
+        args.table_gb = _OPS_TABLE_GB if is_ops else _GPU_TABLE_GB
+    if args.file_gb is None:
+        args.file_gb = _FILE_GB
     for option, size in (("--table-gb", args.table_gb), ("--file-gb", args.file_gb)):
         if not 0.001 <= size <= 10_000:
             raise InputError(f"{option}: expected 0.001 to 10000, found {size:g}")
-    return _run_ops(args) if args.name == "ops" else _run_gpu(args)
+    return _run_ops(args) if is_ops else _run_gpu(args)
 
 
 def _run_gpu(args: argparse.Namespace) -> int:
+    tokens = args.tokens or list(gpu.TOKENS)
     rivals = Rivals(args.rivals) if args.rivals else None
+    if args.plot:
+        new_figure("--plot", 1, 1)  # is matplotlib there?
+    if args.output:
+        report.read_entries(args.output)  # refused before anything is measured
     bench = gpu.Bench()
     about = gpu.machine() | {"command": shlex.join(["trtllm-engram", *sys.argv[1:]])}
     results = []
     with console.status(args) as note:
         for name in GPU_BENCHES if args.name == "gpu" else [args.name]:
             module = importlib.import_module(f"..bench.{name}", __package__)
-            for result in bench.run(module.cases(args.tokens, args.table_gb, rivals)):
+            for result in bench.run(module.cases(tokens, args.table_gb, rivals)):
                 note(f"{result.case.row}, T = {result.case.num_tokens}")
                 results.append(result)
     entries = report.entries(results, about)
-    if args.json is True:
-        console.print_json(entries)
+    if args.json:
+        console.print_json({"results": entries})
     else:
         _print_gpu(results, bench.ceilings, about)
-        if args.json:
-            report.write_entries(args.json, entries)
+    if args.output:
+        report.write_entries(args.output, entries)
     if args.plot:
         report.plot(args.plot, results, about)
     return 0

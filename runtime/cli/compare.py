@@ -11,11 +11,13 @@ from pathlib import Path
 from trtllm_engram.builder.model import ModelOptions, hidden_name
 
 from ..compare import Comparison, Reference, compare, make_feeds
+from ..compare.plot import write_histogram
 from ..compare.report import HIDDEN_LIMIT_BF16_ULPS, merge
 from ..compare.sizes import DEFAULT_SIZES, parse_size
 from ..compare.text import bound, verdict
 from ..engine import Engine
 from ..engine_session import check_engine
+from ..figure import new_figure
 from ..store import Store, open_store
 from ..tables import Tables
 from ..text import read_text
@@ -71,16 +73,15 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
     if args.png is not None:
         store.check_output(args.png)
+        new_figure("png", 1, 1)  # is matplotlib there?
     with _tables(args, store), console.status(args) as note:
         note("loading the engine")
         engine = Engine(args.engine)
         check_engine(engine, store)
         comparisons = _compare(args, store, engine, note)
+    _print(args, comparisons)  # first: a picture that cannot be written loses no result
     if args.png is not None:
-        from ..compare.plot import write_histogram
-
         write_histogram(args.png, comparisons)
-    _print(args, comparisons)
     return 0 if all(comparison.passed for comparison in comparisons) else 1
 
 
