@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -17,16 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_engram.builder import EngramConfig, EngramLayout
-from trtllm_engram.builder.config import SCALE_BLOCK
+from trtllm_engram.builder import EngramConfig
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.builder.synthesize import synthesize
 
 from . import demo_check, ops
 from .compare.report import HIDDEN_LIMIT_BF16_ULPS
+from .data_files import flash_layout, golden_hash, multilingual_text
 from .demo_engine import run_engine, why_no_tensorrt
 from .devices import CPU, why_no_gpu
 from .hidden import HostArray, SeededHidden
+from .row import packed_row_bytes
 from .session import EngramSession, Step
 from .store import Store, open_store
 from .text import encode
@@ -98,7 +97,7 @@ def run_demo(
     prepare(checkpoint, store_path)
     prepared = time.perf_counter()
     store = open_store(store_path)
-    token_ids = encode(store.tokenizer_json, data_file("multilingual.txt").decode())
+    token_ids = encode(store.tokenizer_json, multilingual_text())
     no_gpu = why_no_gpu()
     runs = {}
     for device in [CPU] if no_gpu else [CPU, GPU]:
@@ -124,11 +123,6 @@ def run_demo(
     )
 
 
-def data_file(name: str) -> bytes:
-    """A file of the folder runtime/data."""
-    return importlib.resources.files(__package__).joinpath("data").joinpath(name).read_bytes()
-
-
 class _Run:
     """Every step over all layers on one device, with its time."""
 
@@ -145,7 +139,7 @@ class _Run:
         def each_layer(function: Callable[[int], Any]) -> Callable[[], dict[int, Any]]:
             return lambda: {layer_id: function(layer_id) for layer_id in config.layer_ids}
 
-        row_bytes = config.row_dim + config.row_dim // SCALE_BLOCK
+        row_bytes = packed_row_bytes(config.row_dim)
         gate_bytes = 2 * (2 * config.hc_mult * config.hidden_size + config.kv_dim)
         make_hidden = SeededHidden(config)
         hidden = each_layer(lambda i: session.to_device(make_hidden(i, 0, num_tokens)))()
@@ -243,10 +237,10 @@ def _gate_error(store: Store, layer_id: int, run: _Run) -> float:
 
 def _golden(store: Store) -> tuple[demo_check.Ids, demo_check.Ids]:
     """Row ids of a sentence at V4.1-Flash's true size: (expected, found)."""
-    golden = json.loads(data_file("golden_hash.json"))
+    golden = golden_hash()
     token_ids = encode(store.tokenizer_json, golden["text"])
     found = ops.hash_ids(
-        EngramLayout(EngramConfig.from_dict(golden["config"])),
+        flash_layout(),
         store.token_map,
         token_ids,
         np.arange(token_ids.size, dtype=np.int64),

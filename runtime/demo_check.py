@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Engram arithmetic a second time, in plain numpy, for the demo to hold the results against.
+"""The Engram arithmetic a second time, in plain numpy, for the demo and the benchmarks to hold the
+results against.
 
 Nothing here is shared with the library: ids come from numpy's integers, FP8 and BF16 from
 ml_dtypes, sums from numpy's matrix product.

@@ -26,6 +26,7 @@ from .arrays import Array
 from .device_array import DeviceArray, cuda, current_device
 from .devices import CPU, parse_device
 from .hidden import HiddenSource
+from .row import packed_row_bytes
 from .store import Store
 
 _RESERVED_BYTES = 2 << 30  # of GPU memory, for weights, activations and the CUDA context
@@ -258,7 +259,7 @@ class EngramSession:
         return self._on_device[key]
 
     def _tables_fit(self, ordinal: int) -> bool:
-        row_bytes = self.config.head_dim + self.config.head_dim // 32
+        row_bytes = packed_row_bytes(self.config.head_dim)
         with current_device(ordinal):
             free_bytes, _ = cuda("cudaMemGetInfo")
         return sum(self.config.num_embeddings) * row_bytes + _RESERVED_BYTES <= int(free_bytes)

@@ -17,6 +17,7 @@ from rich.console import Console
 from trtllm_engram.runtime import demo, demo_check, ops
 from trtllm_engram.runtime.cli import demo as demo_command
 from trtllm_engram.runtime.cli import main
+from trtllm_engram.runtime.data_files import golden_hash, multilingual_text
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SMALL = {"engram_vocab_size": 500, "hidden_size": 64}
@@ -113,7 +114,7 @@ def test_nan_is_an_infinite_error():
 
 
 def test_the_golden_slice_is_the_golden_vectors():
-    golden = json.loads(demo.data_file("golden_hash.json"))
+    golden = golden_hash()
     whole = np.load(Path(__file__).parent / "golden/hash_full.npz")
     begin, end = whole["fresh.cu_seqlens"][1:3]
     assert golden["token_ids"] == whole["fresh.token_ids"][begin:end].tolist()
@@ -122,7 +123,7 @@ def test_the_golden_slice_is_the_golden_vectors():
 
 def test_the_example_text_is_the_demos():
     example = Path(__file__).parents[1] / "examples/multilingual.txt"
-    assert example.read_bytes() == demo.data_file("multilingual.txt")
+    assert example.read_text(encoding="utf-8") == multilingual_text()
 
 
 def test_exit_code_json_and_kept_files(monkeypatch, tmp_path, capsys):

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from trtllm_engram.builder import EngramConfig, EngramLayout
+from trtllm_engram.builder import EngramLayout
 
 from .. import demo_check, ops
-from ..demo import data_file
+from ..data_files import flash_layout
 from .gpu import EMPTY, OURS, Case, Target, expect, load_torch
 from .rivals import SGLANG, VLLM, Rivals
 
@@ -23,9 +22,7 @@ _CHECKED_TOKENS = 64
 
 
 def cases(tokens: Sequence[int], _table_gb: float, rivals: Rivals | None) -> Iterator[Case]:
-    layout = EngramLayout(
-        EngramConfig.from_dict(json.loads(data_file("golden_hash.json"))["config"])
-    )
+    layout = flash_layout()
     rng = np.random.default_rng(0)
     token_map = rng.integers(layout.config.compressed_vocab_size, size=_VOCAB, dtype=np.int32)
     for count in tokens:

@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_engram.builder import EngramConfig, EngramLayout
 from trtllm_engram.plugins.errors import EngramError
 
 from .. import _native, demo_check, ops
-from ..demo import data_file
+from ..data_files import flash_layout
+from ..row import num_blocks
 from .measure import Measurement, median_seconds, num_cores
 
 TOKENS = 8192
 _COLUMNS = 24
 _HEAD_DIM = 256
-_SCALES = _HEAD_DIM // 32
+_SCALES = num_blocks(_HEAD_DIM)
 _TURNS = 9
 _CHECKED_TOKENS = 64
 _LOOKUP_TARGET = 0.7
@@ -68,8 +66,7 @@ def bench_lookup(table_bytes: int) -> list[Measurement]:
 
 def bench_hash() -> list[Measurement]:
     """Row ids of V4.1-Flash's two layers at true size."""
-    golden = json.loads(data_file("golden_hash.json"))
-    layout = EngramLayout(EngramConfig.from_dict(golden["config"]))
+    layout = flash_layout()
     rng = np.random.default_rng(0)
     compressed = layout.config.compressed_vocab_size
     token_map = rng.integers(0, compressed, 129_280, dtype=np.int32)

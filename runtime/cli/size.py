@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.text import Text
 
 from trtllm_engram.builder import EngramConfig
-from trtllm_engram.builder.config import SCALE_BLOCK
 from trtllm_engram.builder.manifest import MANIFEST_FILE, read_manifest
 from trtllm_engram.plugins.errors import InputError
 
 from .. import machine
 from ..gpus import probe_driver
+from ..row import num_blocks, packed_row_bytes
 from . import console
 
 EXAMPLE = "trtllm-engram size config.json --gpus 8 --gpu-memory 141 --ram 2000"
@@ -132,8 +132,8 @@ def _placements(config: EngramConfig, node: _Machine) -> list[_Placement]:
 
 
 def _row_bytes(config: EngramConfig) -> int:
-    return config.head_dim + _scale_bytes(config)
+    return packed_row_bytes(config.head_dim)
 
 
 def _scale_bytes(config: EngramConfig) -> int:
-    return config.head_dim // SCALE_BLOCK
+    return num_blocks(config.head_dim)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from trtllm_engram.builder.model import ModelOptions, hidden_name
 from trtllm_engram.plugins.errors import InputError
 
+from ..data_files import multilingual_text
 from ..store import Store
 from ..text import encode
 
@@ -38,17 +38,12 @@ def make_feeds(
     A piece has its true position in the text and, as lookback, the tokens before it: N-1 of them,
     fewer at the text's beginning. Hidden states are normal, with a few large dimensions.
     """
-    token_ids = encode(store.tokenizer_json, _default_text() if text is None else text)
+    token_ids = encode(store.tokenizer_json, multilingual_text() if text is None else text)
     if token_ids.size < 2:
         raise InputError(f"text: expected at least 2 tokens, found {token_ids.size}")
     options = options or ModelOptions()
     rng = np.random.default_rng(seed)
     return [_make_feed(store, options, rng, token_ids, *size) for size in sizes]
-
-
-def _default_text() -> str:
-    folder = importlib.resources.files("trtllm_engram.runtime").joinpath("data")
-    return folder.joinpath("multilingual.txt").read_text(encoding="utf-8")
 
 
 def _make_feed(
