@@ -40,10 +40,14 @@ def choose_device(device: str) -> str:
     """`device` itself, or for "auto" the first GPU where one can be used, else the CPU."""
     if device == AUTO:
         return CPU if why_no_gpu() else "cuda:0"
-    if parse_device(device) is not None:
+    ordinal = parse_device(device)
+    if ordinal is not None:
         reason = why_no_gpu()
         if reason:
             raise EngramError(f"{device}: {reason}")
+        num_gpus = len(probe_driver().gpus)
+        if ordinal >= num_gpus:
+            raise InputError(f"device: expected cuda:N below cuda:{num_gpus}, found {device!r}")
     return device
 
 

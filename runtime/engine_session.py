@@ -15,7 +15,7 @@ from trtllm_engram.plugins.errors import InputError
 from . import ops
 from .engine import Engine, Execution
 from .hidden import HiddenSource
-from .session import Chunk
+from .session import Chunk, as_token_ids
 from .store import Store
 
 Host = npt.NDArray[Any]
@@ -59,6 +59,7 @@ class EngineSession:
                 f"chunk: expected all {token_ids.size} tokens, as this engine takes no lookback, "
                 f"found {chunk}"
             )
+        token_ids = as_token_ids(token_ids, self.store.token_map.size)
         lookback = np.full((1, self.store.config.max_ngram_size - 1), -1, np.int32)
         for start in range(0, token_ids.size, chunk):
             stop = min(start + chunk, token_ids.size)

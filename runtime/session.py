@@ -185,7 +185,7 @@ class EngramSession:
         """One text through every layer, `chunk` tokens at a time; dead tokens stay as they are."""
         if chunk < 1:
             raise InputError(f"chunk: expected at least 1 token, found {chunk}")
-        ids = _as_ids(token_ids, self.store.token_map.size)
+        ids = as_token_ids(token_ids, self.store.token_map.size)
         dead_mask = _as_mask(dead, ids.size)
         request = object()
         try:
@@ -237,7 +237,7 @@ class EngramSession:
             if name not in by_request:
                 raise InputError(f"dead: expected requests of this step, found {name!r}")
         vocab_size = self.store.token_map.size
-        ids = {name: _as_ids(part, vocab_size) for name, part in by_request.items()}
+        ids = {name: as_token_ids(part, vocab_size) for name, part in by_request.items()}
         masks = {name: _as_mask(dead_by_request.get(name), ids[name].size) for name in ids}
         return ids, masks
 
@@ -282,7 +282,8 @@ class _LayerIds:
         }
 
 
-def _as_ids(token_ids: TokenIds, vocab_size: int) -> _Ids:
+def as_token_ids(token_ids: TokenIds, vocab_size: int) -> _Ids:
+    """Token ids int32 [T], each below vocab_size; InputError for others."""
     array = np.asarray(token_ids)
     if array.size == 0:
         return np.zeros(0, np.int32)

@@ -29,8 +29,14 @@ def machine(monkeypatch):
 def test_a_gpu_where_one_can_be_used(machine):
     machine(Driver("580.95.05", (13, 0), (GPU,)))
     assert devices.choose_device("auto") == "cuda:0"
-    assert devices.choose_device("cuda:1") == "cuda:1"
+    assert devices.choose_device("cuda:0") == "cuda:0"
     assert devices.choose_device("cpu") == "cpu"
+
+
+def test_a_gpu_that_is_not_there(machine):
+    machine(Driver("580.95.05", (13, 0), (GPU,)))
+    with pytest.raises(InputError, match=r"^device: expected cuda:N below cuda:1, found 'cuda:1'$"):
+        devices.choose_device("cuda:1")
 
 
 @pytest.mark.parametrize(

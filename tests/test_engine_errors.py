@@ -47,6 +47,24 @@ def test_no_gpu_is_one_line(store):
         Engine(b"")
 
 
+def test_text_for_an_engine_is_checked(store):
+    """On the host: what a kernel finds wrong would be a failure at run time, not bad input."""
+    from types import SimpleNamespace
+
+    from trtllm_engram.runtime.engine import TensorInfo
+    from trtllm_engram.runtime.engine_session import EngineSession
+    from trtllm_engram.runtime.hidden import SeededHidden
+
+    config = store.config
+    residual = TensorInfo("bfloat16", (None, config.hc_mult, config.hidden_size))
+    names = map(hidden_name, config.layer_ids)
+    inputs = {"token_ids": TensorInfo("int32", (None,)), **dict.fromkeys(names, residual)}
+    session = EngineSession(SimpleNamespace(device=0, inputs=inputs, outputs={}), store)
+    ids = np.array([1, store.token_map.size], np.int32)
+    with pytest.raises(InputError, match=r"^token ids: expected 0 to \d+, found"):
+        next(session.run(ids, SeededHidden(config)))
+
+
 @on_gpu
 def test_unbound_table(plan):
     """The text names the table that was looked for and what there is."""

@@ -116,7 +116,7 @@ def _session(args: argparse.Namespace, store: Store) -> Iterator[EngramSession |
     if args.engine is None:
         yield EngramSession(store, choose_device(args.device))
         return
-    ordinal = 0 if args.device == AUTO else parse_device(args.device)
+    ordinal = 0 if args.device == AUTO else parse_device(choose_device(args.device))
     if ordinal is None:
         raise InputError(f"--device: expected cuda:N with --engine, found {args.device}")
     with Tables.of_store(store):
