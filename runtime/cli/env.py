@@ -13,6 +13,9 @@ from . import console
 
 EXAMPLE = 'eval "$(trtllm-engram env) trtexec --loadEngine=engine.plan"'
 
+# The loader splits at the first two; double quotes keep the others from no shell.
+_UNFIT = ' :"$`\\'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -32,9 +35,10 @@ def run(args: argparse.Namespace) -> int:
         )
     libraries = [str(found[0].library.absolute()), str(library_path())]
     for library in libraries:
-        if set(library) & set(" :"):
+        if set(library) & set(_UNFIT):
             raise InputError(
-                f"LD_PRELOAD: expected paths without spaces and colons, found {library!r}"
+                f"LD_PRELOAD: expected paths without spaces and any of {_UNFIT.strip()}, "
+                f"found {library!r}"
             )
     preload = " ".join(libraries)
     if args.json:
