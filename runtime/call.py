@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of an op: arrays checked, stream chosen, results made of the same kind as the inputs."""
+"""One call of an op: arguments checked, stream chosen, results of the same kind as the inputs."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from trtllm_engram.plugins.errors import InputError
 from . import _native
 from .arrays import Array, Dtypes, Shape, View, device_name, torch_of, view
 from .device_array import DeviceArray, is_capturing
+from .row import SCALE_BLOCK
 
 _NUMPY_DTYPES: dict[str, npt.DTypeLike] = {
     "bfloat16": ml_dtypes.bfloat16,
@@ -186,6 +188,41 @@ class Call:
             cuda.ExternalStream(self._stream, device=self.device)
         )
         return stream
+
+
+def integer(where: str, value: object) -> int:
+    """Any kind of integer that 63 bits hold: the C ABI would take other bits for it."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**63:
+        raise InputError(f"{where}: expected an integer of 63 bits, found {value!r}")
+    return number
+
+
+def number(where: str, value: object) -> float:
+    """Any kind of real number."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where}: expected a number, found {value!r}") from None
+
+
+def check_head_dim(where: str, head_dim: int) -> None:
+    if integer(where, head_dim) <= 0 or head_dim % SCALE_BLOCK:
+        raise InputError(f"{where}: expected a multiple of {SCALE_BLOCK}, found {head_dim}")
+
+
+def output_pair(op: str, out: tuple[Array, Array] | None) -> dict[str, Array]:
+    """`out` of an op with two results, as the arguments of a Call."""
+    if out is None:
+        return {}
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise InputError(
+            f"{op}: out: expected a pair of arrays (values, scales), found {type(out).__name__}"
+        )
+    return {"out_values": out[0], "out_scales": out[1]}
 
 
 def _stream_handle(op: str, stream: Any) -> int:

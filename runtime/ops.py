@@ -23,7 +23,6 @@ row (head_dim).
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -32,8 +31,8 @@ from trtllm_engram.plugins.errors import InputError
 
 from . import _native
 from .arrays import BF16, BOOL, E8M0, FP8, HIDDEN, INT32, POSITION, UINT8, Array
-from .call import Call
-from .row import SCALE_BLOCK, num_blocks, packed_row_bytes, staged_scale_bytes
+from .call import Call, check_head_dim, integer, number, output_pair
+from .row import num_blocks, packed_row_bytes, staged_scale_bytes
 
 if TYPE_CHECKING:
     from trtllm_engram.builder.layout import EngramLayout
@@ -44,6 +43,10 @@ _HIDDEN_DTYPES = {
     "float16": _native.Dtype.FLOAT16,
     "float32": _native.Dtype.FLOAT32,
 }
+
+# New arrays hold bytes, which every framework has a dtype for; `out` may have the exact one.
+_FP8_BYTES = ("uint8", "float8_e4m3fn")
+_E8M0_BYTES = ("uint8", "float8_e8m0fnu")
 
 _PROJECT_KERNELS = {kernel.name.lower(): kernel for kernel in _native.ProjectKernel}
 
@@ -197,7 +200,7 @@ def lookup_mxfp8(
         )
     linear = scale_order == "linear"
     form = _native.RowForm.MXFP8_LINEAR if linear else _native.RowForm.MXFP8_128X4
-    outs = _pair("lookup_mxfp8", out)
+    outs = output_pair("lookup_mxfp8", out)
     call = Call("lookup_mxfp8", stream, values=values, scales=scales, ids=ids, **outs)
     args = _lookup_args(call, first_row, form)
     num_tokens, row_size = args.num_tokens, args.num_columns * args.head_dim
@@ -222,9 +225,9 @@ def stage_mxfp8(
     Returns:
         Values uint8 [T, C*D], and scales uint8 in F8_128x4 order with zeros past row T.
     """
-    call = Call("stage_mxfp8", stream, packed=packed, **_pair("stage_mxfp8", out))
+    call = Call("stage_mxfp8", stream, packed=packed, **output_pair("stage_mxfp8", out))
     rows = call.input("packed", UINT8, (None, None))
-    _check_head_dim("stage_mxfp8: head_dim", head_dim)
+    check_head_dim("stage_mxfp8: head_dim", head_dim)
     num_tokens, packed_bytes = rows.shape
     num_columns, rest = divmod(packed_bytes, packed_row_bytes(head_dim))
     if rest:
@@ -346,7 +349,7 @@ def gate(
             hc_mult=hc_mult,
             hidden_size=hidden_size,
             dtype=_HIDDEN_DTYPES[residual.dtype],
-            eps=_number("gate: eps", eps),
+            eps=number("gate: eps", eps),
         )
     )
     return result.array
@@ -358,11 +361,6 @@ def raise_device_fault(device: int = 0) -> None:
     A kernel that still runs may report later: synchronise first to be sure.
     """
     _native.device_fault(device)
-
-
-# New arrays hold bytes, which every framework has a dtype for; `out` may have the exact one.
-_FP8_BYTES = ("uint8", "float8_e4m3fn")
-_E8M0_BYTES = ("uint8", "float8_e8m0fnu")
 
 
 def _hash_constants(call: Call, layout: EngramLayout) -> tuple[int, int, int]:
@@ -378,7 +376,7 @@ def _hash_constants(call: Call, layout: EngramLayout) -> tuple[int, int, int]:
 def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.LookupArgs:
     values = call.input("values", FP8, (None, None))
     num_rows, head_dim = values.shape
-    _check_head_dim(f"{call.op}: values: last axis", head_dim)
+    check_head_dim(f"{call.op}: values: last axis", head_dim)
     scales = call.input("scales", E8M0, (num_rows, num_blocks(head_dim)))
     ids = call.input("ids", INT32, (None, None), strided=True)
     num_tokens, num_columns = ids.shape
@@ -393,43 +391,10 @@ def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.L
         scales=scales.pointer,
         ids=ids.pointer,
         ids_stride=stride,
-        first_row=_integer(f"{call.op}: first_row", first_row),
+        first_row=integer(f"{call.op}: first_row", first_row),
         num_rows=num_rows,
         num_tokens=num_tokens,
         num_columns=num_columns,
         head_dim=head_dim,
         form=form,
     )
-
-
-def _integer(where: str, value: object) -> int:
-    """Any kind of integer that 63 bits hold: the C ABI would take other bits for it."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**63:
-        raise InputError(f"{where}: expected an integer of 63 bits, found {value!r}")
-    return number
-
-
-def _check_head_dim(where: str, head_dim: int) -> None:
-    if _integer(where, head_dim) <= 0 or head_dim % SCALE_BLOCK:
-        raise InputError(f"{where}: expected a multiple of {SCALE_BLOCK}, found {head_dim}")
-
-
-def _number(where: str, value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{where}: expected a number, found {value!r}") from None
-
-
-def _pair(op: str, out: tuple[Array, Array] | None) -> dict[str, Array]:
-    if out is None:
-        return {}
-    if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise InputError(
-            f"{op}: out: expected a pair of arrays (values, scales), found {type(out).__name__}"
-        )
-    return {"out_values": out[0], "out_scales": out[1]}
