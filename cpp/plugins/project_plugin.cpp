@@ -29,6 +29,7 @@ class ProjectOp final : public Op {
     ENGRAM_CHECK(in_features > 0 && in_features % kScaleBlock == 0, "x: expected a multiple of ",
                  kScaleBlock, " in dimension 1, found ", in_features);
     check_size("weight dimension 1 (words of 4 bytes)", in_features / kBytesPerWord, sizes['J']);
+    ENGRAM_CHECK(sizes['O'] != 0, "weight: expected at least 1 in dimension 0, found 0");
     if (sizes['O'] < 0) return;
     const int64_t num_scales = ceil_div(sizes['O'], kScaleBlock) * (in_features / kScaleBlock);
     check_size("scale dimension 0 (words of 4 bytes)", ceil_div(num_scales, kBytesPerWord),
@@ -45,6 +46,7 @@ class ProjectOp final : public Op {
     args.in_features = static_cast<int32_t>(call.sizes['I']);
     args.out_features = static_cast<int32_t>(call.sizes['O']);
     check_project(args);
+    check_project_on_gpu(args);
     return project_cuda(args, call.stream);
   }
 

@@ -152,6 +152,7 @@ cudaError_t RowsOp::gather(const Sizes& sizes, const void* hash_ids, void* const
   args.head_dim = head_dim_;
   args.form = form_;
   check_lookup(args);
+  check_lookup_on_gpu(args);
   return lookup_cuda(args, stream);
 }
 

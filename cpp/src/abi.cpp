@@ -49,6 +49,11 @@ bool is_empty(const engram_hash_args& args) {
   return args.num_tokens == 0 && num_windows(args) == 0;
 }
 
+template <typename Args>
+void check_on_gpu(const Args&) {}
+void check_on_gpu(const engram_lookup_args& args) { check_lookup_on_gpu(args); }
+void check_on_gpu(const engram_project_args& args) { check_project_on_gpu(args); }
+
 //! check, then cpu or launch. launch(args, stream) returns the launch's cudaError_t.
 template <typename Args, typename Launch>
 engram_status run_op(const Args* args, const engram_exec* exec, const char* name,
@@ -61,7 +66,10 @@ engram_status run_op(const Args* args, const engram_exec* exec, const char* name
     check_range(exec->num_threads, "num_threads", 0, kMaxThreads);
     check(*args);
     const bool on_cpu = exec->device < 0;
-    if (!on_cpu) prepare_device(exec->device);
+    if (!on_cpu) {
+      check_on_gpu(*args);
+      prepare_device(exec->device);
+    }
     if (is_empty(*args)) return;
     if (on_cpu) return cpu(*args, exec->num_threads);
     run_cuda(*args, *exec, name, launch);

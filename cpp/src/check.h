@@ -21,6 +21,13 @@ inline void check_aligned(const void* array, const char* name, uintptr_t alignme
                rest, " bytes past it");
 }
 
+//! An array that a call with tokens needs, at an address that its elements may have.
+template <typename Element>
+void check_elements(const Element* array, const char* name) {
+  check_array(array, name);
+  check_aligned(array, name, alignof(Element));
+}
+
 inline void check_range(int64_t value, const char* name, int64_t lowest, int64_t highest) {
   ENGRAM_CHECK(value >= lowest && value <= highest, name, ": expected ", lowest, " to ", highest,
                ", got ", value);

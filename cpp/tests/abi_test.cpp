@@ -196,6 +196,106 @@ TEST_CASE("null structs, bad sizes and absent devices give a status") {
   CHECK(engram_hash(&args, &gpu) == ENGRAM_CUDA_UNAVAILABLE);
 }
 
+//! The status of a call and, where it is refused, its text.
+std::string refusal(engram_status status) {
+  return status == ENGRAM_INVALID_ARGUMENT ? engram_last_error() : std::to_string(status);
+}
+
+TEST_CASE("windows without tokens: requests need boundaries, and arrays of their own") {
+  HashCase test;
+  std::vector<int32_t> next(4, -7);
+  const std::vector<int32_t> no_tokens = {0, 0, 0};
+  engram_hash_args args = test.args();
+  args.num_tokens = 0;
+  args.token_ids = nullptr;
+  args.cu_seqlens = no_tokens.data();
+  args.next_lookback_ids = next.data();
+  const engram_exec exec = cpu(1);
+  REQUIRE(engram_hash(&args, &exec) == ENGRAM_OK);
+  CHECK(next == test.lookback);
+  args.next_lookback_ids = test.lookback.data();
+  CHECK(refusal(engram_hash(&args, &exec)) ==
+        "next_lookback_ids: expected another array than lookback_ids, got the same");
+  args.next_lookback_ids = next.data();
+  args.cu_seqlens = nullptr;
+  CHECK(refusal(engram_hash(&args, &exec)) ==
+        "num_requests: expected 0, one per token without cu_seqlens, got 2");
+}
+
+template <typename T>
+T* bytes_past(T* array, size_t num_bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(array) + num_bytes);
+}
+
+TEST_CASE("arrays at addresses that their elements cannot have") {
+  HashCase test;
+  engram_hash_args hash = test.args();
+  hash.primes = bytes_past(hash.primes, 4);
+  const engram_exec exec = cpu(1);
+  CHECK(refusal(engram_hash(&hash, &exec)) ==
+        "primes: expected an address aligned to 8 bytes, got one 4 bytes past it");
+  hash = test.args();
+  hash.positions_dtype = ENGRAM_INT64;
+  hash.positions = bytes_past(hash.multipliers, 4);
+  CHECK(refusal(engram_hash(&hash, &exec)).find("positions: expected an address aligned") == 0);
+  std::vector<uint16_t> element(1);
+  engram_gate_args gate = {};
+  gate.hidden = gate.out = element.data();
+  gate.kv = bytes_past(element.data(), 1);
+  gate.q_weight = gate.k_weight = element.data();
+  gate.num_tokens = gate.hc_mult = gate.hidden_size = 1;
+  gate.dtype = ENGRAM_BFLOAT16;
+  CHECK(refusal(engram_gate(&gate, &exec)) ==
+        "kv: expected an address aligned to 2 bytes, got one 1 bytes past it");
+}
+
+TEST_CASE(
+    "a GPU's accesses of several bytes: other addresses are refused before it is looked for") {
+  const std::string no_gpu = std::to_string(ENGRAM_CUDA_UNAVAILABLE);
+  const engram_exec gpu = {.device = 0, .num_threads = 0, .stream = nullptr};
+  const Bytes memory(1024);
+  const std::vector<int32_t> ids(1);
+  engram_lookup_args lookup = {};
+  lookup.values = memory.data() + 8;
+  lookup.scales = memory.data() + 1;
+  lookup.ids = ids.data();
+  lookup.out = memory.data() + 512;
+  lookup.out_scales = memory.data() + 1;
+  lookup.ids_stride = lookup.num_rows = lookup.num_tokens = lookup.num_columns = 1;
+  lookup.head_dim = kHeadDim;
+  for (const int32_t form : {ENGRAM_ROWS_MXFP8_LINEAR, ENGRAM_ROWS_MXFP8_128X4}) {
+    lookup.form = form;
+    CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
+          "values: expected an address aligned to 16 bytes, got one 8 bytes past it");
+  }
+  lookup.form = ENGRAM_ROWS_BF16;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) == no_gpu);
+  lookup.out = memory.data() + 520;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
+        "out: expected an address aligned to 16 bytes, got one 8 bytes past it");
+  lookup.form = ENGRAM_ROWS_PACKED;
+  lookup.out = memory.data() + 513;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) == no_gpu);
+  lookup.values = memory.data() + 4;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
+        "values: expected an address aligned to 8 bytes, got one 4 bytes past it");
+
+  engram_project_args project = {};
+  project.x = reinterpret_cast<const uint16_t*>(memory.data() + 16);
+  project.weight = memory.data() + 8;
+  project.scale = memory.data() + 1;
+  project.out = reinterpret_cast<uint16_t*>(memory.data() + 2);
+  project.num_tokens = project.out_features = 1;
+  project.in_features = engram::kScaleBlock;
+  CHECK(refusal(engram_project(&project, &gpu)) ==
+        "weight: expected an address aligned to 16 bytes, got one 8 bytes past it");
+  project.weight = memory.data() + 32;
+  CHECK(refusal(engram_project(&project, &gpu)) == no_gpu);
+  project.x = reinterpret_cast<const uint16_t*>(memory.data() + 2);
+  CHECK(refusal(engram_project(&project, &gpu)) ==
+        "x: expected an address aligned to 16 bytes, got one 2 bytes past it");
+}
+
 TEST_CASE("project and gate: sizes that no vector divides") {
   constexpr int kIn = 96;
   constexpr int kOut = 45;

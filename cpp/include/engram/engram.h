@@ -82,7 +82,8 @@ typedef struct engram_hash_args {
   const uint8_t* lookback_dead; /*!< [B, N-1] 0 or 1; NULL: none dead */
   const uint8_t* dead_mask;     /*!< [T] 0 or 1; NULL: none dead */
   int32_t* hash_ids;            /*!< out [T, L, C]; -1 for a padding token */
-  int32_t* next_lookback_ids;   /*!< out [B, N-1] the window for the request's next call, or NULL */
+  /*! out [B, N-1] the window for the request's next call, or NULL; not lookback_ids itself */
+  int32_t* next_lookback_ids;
   int64_t num_tokens;
   int32_t num_requests;
   int32_t num_layers;
@@ -95,10 +96,10 @@ typedef struct engram_hash_args {
 
 /*! engram_lookup: row ids to rows. Ids outside [first_row, first_row + num_rows) read as zeros. */
 typedef struct engram_lookup_args {
-  const uint8_t* values; /*!< FP8 [num_rows, D], 16-byte aligned */
-  const uint8_t* scales; /*!< E8M0 [num_rows, D/32], 8-byte aligned where D is 256 */
+  const uint8_t* values; /*!< FP8 [num_rows, D]; on a GPU 8-byte aligned, 16 for MXFP8 forms */
+  const uint8_t* scales; /*!< E8M0 [num_rows, D/32] */
   const int32_t* ids;    /*!< [T, C], tokens ids_stride elements apart */
-  void* out;             /*!< see engram_row_form; 16-byte aligned (8 for packed rows) */
+  void* out;             /*!< see engram_row_form; on a GPU 16-byte aligned but for packed rows */
   uint8_t* out_scales;   /*!< MXFP8 forms only */
   int64_t ids_stride;    /*!< elements between tokens: C, or L*C for one layer of hash_ids */
   int64_t first_row;     /*!< row id of values[0] */

@@ -21,6 +21,16 @@ void check_stage(const engram_stage_args& args);
 void check_project(const engram_project_args& args);
 void check_gate(const engram_gate_args& args);
 
+//! Bytes of a row that a thread of lookup_cuda reads at once.
+constexpr int lookup_read_bytes(int32_t form) {
+  return form == ENGRAM_ROWS_BF16 || form == ENGRAM_ROWS_PACKED ? 8 : 16;
+}
+
+//! What the GPU forms ask for beyond that, where they access several bytes at once: a misaligned
+//! access would end the CUDA context. The other ops take any address of their elements.
+void check_lookup_on_gpu(const engram_lookup_args& args);
+void check_project_on_gpu(const engram_project_args& args);
+
 //! num_threads 0 = all that the process may run on. hash_cpu also refuses bad ids and boundaries.
 void hash_cpu(const engram_hash_args& args, int num_threads);
 void lookup_cpu(const engram_lookup_args& args, int num_threads);

@@ -128,9 +128,9 @@ void check_gate(const engram_gate_args& args) {
                 "bytes of hidden");
   if (args.num_tokens == 0) return;
   check_array(args.hidden, "hidden");
-  check_array(args.kv, "kv");
-  check_array(args.q_weight, "q_weight");
-  check_array(args.k_weight, "k_weight");
+  check_elements(args.kv, "kv");
+  check_elements(args.q_weight, "q_weight");
+  check_elements(args.k_weight, "k_weight");
   check_array(args.out, "out");
   const uintptr_t alignment = args.dtype == ENGRAM_FLOAT32 ? alignof(float) : alignof(uint16_t);
   check_aligned(args.hidden, "hidden", alignment);

@@ -107,6 +107,21 @@ void hash_tokens(const engram_hash_args& args, int num_threads) {
                [&](int64_t begin, int64_t end) { hash_range(args, columns.data(), begin, end); });
 }
 
+//! Requests of a call that has tokens, or none but windows to hand on.
+void check_requests(const engram_hash_args& args) {
+  if (args.cu_seqlens == nullptr) {
+    ENGRAM_CHECK(args.num_requests == args.num_tokens, "num_requests: expected ", args.num_tokens,
+                 ", one per token without cu_seqlens, got ", args.num_requests);
+  } else {
+    check_at_least(args.num_requests, "num_requests", 1);
+  }
+  ENGRAM_CHECK(args.next_lookback_ids == nullptr || args.next_lookback_ids != args.lookback_ids,
+               "next_lookback_ids: expected another array than lookback_ids, got the same");
+  check_aligned(args.cu_seqlens, "cu_seqlens", alignof(int32_t));
+  check_aligned(args.lookback_ids, "lookback_ids", alignof(int32_t));
+  check_aligned(args.next_lookback_ids, "next_lookback_ids", alignof(int32_t));
+}
+
 }  // namespace
 
 void check_hash(const engram_hash_args& args) {
@@ -122,22 +137,19 @@ void check_hash(const engram_hash_args& args) {
                " (int64), got ", args.positions_dtype);
   check_product({args.max_ngram_size - 1, args.num_heads, args.num_layers}, "row ids of a token",
                 INT32_MAX);
+  if (args.num_tokens > 0 || num_windows(args) > 0) check_requests(args);
   if (args.num_tokens == 0) return;
-  check_array(args.multipliers, "multipliers");
-  check_array(args.primes, "primes");
-  check_array(args.offsets, "offsets");
-  check_array(args.token_map, "token_map");
-  check_array(args.token_ids, "token_ids");
+  check_elements(args.multipliers, "multipliers");
+  check_elements(args.primes, "primes");
+  check_elements(args.offsets, "offsets");
+  check_elements(args.token_map, "token_map");
+  check_elements(args.token_ids, "token_ids");
+  check_elements(args.hash_ids, "hash_ids");
   check_array(args.positions, "positions");
-  check_array(args.hash_ids, "hash_ids");
+  check_aligned(args.positions, "positions",
+                args.positions_dtype == ENGRAM_INT64 ? alignof(int64_t) : alignof(int32_t));
   ENGRAM_CHECK(args.lookback_dead == nullptr || args.lookback_ids != nullptr,
                "lookback_dead: expected lookback_ids with it, got NULL");
-  if (args.cu_seqlens == nullptr) {
-    ENGRAM_CHECK(args.num_requests == args.num_tokens, "num_requests: expected ", args.num_tokens,
-                 ", one per token without cu_seqlens, got ", args.num_requests);
-  } else {
-    check_at_least(args.num_requests, "num_requests", 1);
-  }
 }
 
 void hash_cpu(const engram_hash_args& args, int num_threads) {

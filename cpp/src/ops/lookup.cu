@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
 
 template <engram_row_form kForm>
 cudaError_t launch_lookup(const engram_lookup_args& args, cudaStream_t stream) {
+  static_assert(kChunkBytes<kForm> == lookup_read_bytes(kForm), "check_lookup_on_gpu asks for it");
   const int64_t num_out_tokens =
       kForm == ENGRAM_ROWS_MXFP8_128X4
           ? row_offset(ceil_div(args.num_tokens, kStageTileRows), kStageTileRows)

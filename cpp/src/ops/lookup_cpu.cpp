@@ -185,15 +185,22 @@ void check_lookup(const engram_lookup_args& args) {
   check_product({args.num_tokens, args.ids_stride, 4}, "bytes of ids");
   check_product({args.num_rows, args.head_dim}, "bytes of values");
   if (args.num_tokens == 0) return;
-  check_array(args.ids, "ids");
+  check_elements(args.ids, "ids");
   check_array(args.out, "out");
-  check_aligned(args.ids, "ids", alignof(int32_t));
   if (args.form == ENGRAM_ROWS_BF16) check_aligned(args.out, "out", alignof(uint16_t));
   if (args.num_rows > 0) {
     check_array(args.values, "values");
     check_array(args.scales, "scales");
   }
   if (args.form >= ENGRAM_ROWS_MXFP8_LINEAR) check_array(args.out_scales, "out_scales");
+}
+
+void check_lookup_on_gpu(const engram_lookup_args& args) {
+  if (args.num_tokens == 0) return;
+  if (args.num_rows > 0) {
+    check_aligned(args.values, "values", static_cast<uintptr_t>(lookup_read_bytes(args.form)));
+  }
+  if (args.form != ENGRAM_ROWS_PACKED) check_aligned(args.out, "out", 16);
 }
 
 void lookup_cpu(const engram_lookup_args& args, int num_threads) {

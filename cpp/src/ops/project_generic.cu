@@ -225,7 +225,6 @@ cudaError_t launch_project(const engram_project_args& args, cudaStream_t stream)
 }  // namespace
 
 cudaError_t project_generic(const engram_project_args& args, int, cudaStream_t stream) {
-  if (!is_aligned(16, args.x, args.weight)) return cudaErrorMisalignedAddress;
   if (args.num_tokens <= FewTokens::kTokens) return launch_project<FewTokens>(args, stream);
   if (args.num_tokens <= SomeTokens::kTokens) return launch_project<SomeTokens>(args, stream);
   return launch_project<ManyTokens>(args, stream);

@@ -164,6 +164,7 @@ TEST_CASE("project") {
                 "x: expected a multiple of 32 in dimension 1, found 6100");
   check_refused(plugin, right, 1, {25600, 6144},
                 "weight dimension 1 (words of 4 bytes): expected 1536, found 6144");
+  check_refused(plugin, right, 1, {0, 1536}, "weight: expected at least 1 in dimension 0, found 0");
   check_refused(plugin, right, 2, {38399},
                 "scale dimension 0 (words of 4 bytes): expected 38400, found 38399");
 }
