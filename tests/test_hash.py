@@ -280,6 +280,30 @@ def test_fault_on_gpu(name, place, value):
 
 
 @pytest.mark.gpu
+def test_boundary_far_behind_the_tokens_on_gpu():
+    boundaries = np.full(1001, 4, np.int32)
+    boundaries[0] = 0
+    boundaries[900] = 3
+    tokens = generators.tokens(np.random.default_rng(13), [4], lookback=False)
+    ids = run_small(Torch(), dataclasses.replace(tokens, cu_seqlens=boundaries))
+    with pytest.raises(EngramError, match=r"cu_seqlens\[900\]: .*, found 3"):
+        ops.raise_device_fault(0)
+    np.testing.assert_array_equal(ids, expected(tokens))
+
+
+@pytest.mark.gpu
+def test_token_map_without_a_pad_id_on_gpu():
+    tokens = generators.tokens(np.random.default_rng(14), [4], lookback=False, start=False)
+    tokens = dataclasses.replace(tokens, positions=tokens.positions + 9)  # an unknown past
+    layout, token_map = small_layout(max_ngram_size=4), small_token_map()
+    token_map[layout.config.pad_token_id] = -2
+    ids = run(Torch(), layout, token_map, tokens)
+    with pytest.raises(EngramError, match=r"token_map\[\d+\]: expected 0 or more, found -2"):
+        ops.raise_device_fault(0)
+    assert (ids[0] == -1).all()
+
+
+@pytest.mark.gpu
 def test_padding_on_gpu():
     """Tokens past the last boundary are padding: -1, and no fault."""
     tokens = generators.tokens(np.random.default_rng(11), [3, 4])

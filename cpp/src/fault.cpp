@@ -30,6 +30,8 @@ std::string fault_text(uint64_t packed) {
       return concat(
           "cu_seqlens[", index,
           "]: expected boundaries that rise from 0 to at most the number of tokens, found ", value);
+    case FaultCode::kTokenMap:
+      return concat("token_map[", index, "]: expected 0 or more, found ", value);
   }
   return concat("unknown fault ", packed);
 }

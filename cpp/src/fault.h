@@ -18,6 +18,7 @@ enum class FaultCode : uint32_t {
   kTokenId = 1,     //!< index: token, value: its raw id
   kLookbackId = 2,  //!< index: request, value: the raw id in its window
   kBoundary = 3,    //!< index: position in cu_seqlens, value: the boundary
+  kTokenMap = 4,    //!< index: raw id, value: its compressed id
 };
 
 constexpr int kFaultValueBits = 32;

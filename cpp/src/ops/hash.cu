@@ -40,11 +40,14 @@ __device__ bool has_sound_boundaries(const engram_hash_args& args, int32_t reque
   return begin >= 0 && begin <= end && end <= args.num_tokens;
 }
 
-//! The raw id behind hash_source's kBadSource, reported.
+//! The raw id behind hash_source's kBadSource, reported. Where the map itself is wrong there may be
+//! no raw id: an unknown position counts as the pad id.
 __device__ void report_bad_id(const engram_hash_args& args, uint64_t* fault, int64_t token,
                               int32_t request, int64_t chunk_position, int shift) {
   const int64_t position = position_at(args, token) - shift;
-  if (position >= chunk_position) {
+  if (pad_id(args) < 0) {
+    store_fault(fault, FaultCode::kTokenMap, args.pad_token_id, pad_id(args));
+  } else if (position >= chunk_position) {
     store_fault(fault, FaultCode::kTokenId, token - shift, args.token_ids[token - shift]);
   } else {
     const int64_t slot =
@@ -139,8 +142,10 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t hash_cuda(const engram_hash_args& args, uint64_t* fault, cudaStream_t stream) {
+  // A call with tokens checks the boundaries of all its requests.
+  const int64_t num_requests = args.num_tokens > 0 ? args.num_requests : num_windows(args);
   const int64_t num_blocks =
-      std::max(ceil_div(args.num_tokens, kWarpsPerBlock), ceil_div(num_windows(args), kThreads));
+      std::max(ceil_div(args.num_tokens, kWarpsPerBlock), ceil_div(num_requests, kThreads));
   if (num_blocks == 0) return cudaSuccess;
   return launch(hash_kernel, dim3(static_cast<unsigned>(num_blocks)), dim3(kThreads), stream, args,
                 fault);
