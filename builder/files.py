@@ -7,11 +7,14 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from trtllm_engram.plugins.errors import InputError
+
+_MOST_BYTES = 256 << 20  # tokenizers have 20 MB, a true size manifest 0.2
 
 
 @contextlib.contextmanager
@@ -63,8 +66,11 @@ def stat_regular(path: Path) -> os.stat_result:
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a regular file: a pipe would keep the reader waiting for ever."""
-    stat_regular(path)
+    """The content of a regular file of no great size: a pipe would keep the reader waiting for
+    ever, and a shard of a checkpoint would fill the memory."""
+    size = stat_regular(path).st_size
+    if size > _MOST_BYTES:
+        raise InputError(f"{path}: expected at most {_MOST_BYTES} bytes, found {size}")
     with reading(path):
         return path.read_bytes()
 
@@ -103,6 +109,37 @@ def write_aside(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # none there, or a disk that can be read only
             scratch.unlink()
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """Of path and the folders above it those that are not there, innermost first."""
+    with writing(path):
+        return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Removes folders, innermost first, up to the first that holds something by now."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[None]:
+    """A new or empty folder, which a failure leaves as it was."""
+    made = missing_folders(path)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise InputError(f"{path}: expected a new or empty folder, found files in it")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for child in path.iterdir():
+                shutil.rmtree(child) if child.is_dir() else child.unlink()
+        remove_empty(made)
+        raise
 
 
 def sync(path: Path) -> None:

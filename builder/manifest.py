@@ -51,7 +51,6 @@ MANIFEST_FILE = "engram.json"
 FORMAT = "trtllm-engram store"
 FORMAT_VERSION = 1
 _REQUIRES = "0.1.0"
-_MAX_MANIFEST_BYTES = 256 << 20  # of true size it has 0.2 MB
 
 STORE = "store"
 CHECKPOINT = "checkpoint"
@@ -195,9 +194,7 @@ def read_manifest(
     with reading(path):
         if not path.exists():
             raise InputError(f"{store}: expected a store (with {MANIFEST_FILE}), found none")
-        if stat_regular(path).st_size > _MAX_MANIFEST_BYTES:
-            raise InputError(f"{path}: expected at most {_MAX_MANIFEST_BYTES} bytes")
-        content = path.read_bytes()
+    content = read_regular(path)
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:

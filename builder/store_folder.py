@@ -7,11 +7,11 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from trtllm_engram.builder.checkpoint import TOKENIZER_FILE
-from trtllm_engram.builder.files import reading, writing
+from trtllm_engram.builder.files import missing_folders, reading, remove_empty, writing
 from trtllm_engram.builder.manifest import MANIFEST_FILE
 from trtllm_engram.plugins.errors import InputError
 
@@ -32,12 +32,11 @@ def claimed(store: Path) -> Iterator[None]:
     The lock is the kernel's and ends with its process: a lock file that a kill left behind locks
     nothing.
     """
-    with writing(store):
-        made = [path for path in (store, *store.parents) if not path.exists()]
+    made = missing_folders(store)
     try:
         handle = _lock(store)
     except BaseException:
-        _remove_empty(made)
+        remove_empty(made)
         raise
     try:
         _remove_scratch(store)  # of a prepare that was killed
@@ -50,7 +49,7 @@ def claimed(store: Path) -> Iterator[None]:
         # again.
         (store / _LOCK_FILE).unlink(missing_ok=True)
         os.close(handle)
-        _remove_empty(made)
+        remove_empty(made)  # where there is no store, nor another prepare that has come
 
 
 def _lock(store: Path) -> int:
@@ -94,12 +93,6 @@ def _clear(store: Path) -> None:
             else:
                 (store / name).unlink()
     _remove_scratch(store)
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    with contextlib.suppress(OSError):  # not empty: there is a store, or another prepare has come
-        for folder in folders:
-            folder.rmdir()
 
 
 def _remove_scratch(store: Path) -> None:

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,14 @@ from trtllm_engram.builder.checkpoint import (
     tensor_shapes,
 )
 from trtllm_engram.builder.config import CONFIG_FILE, EngramConfig
-from trtllm_engram.builder.files import check_free_bytes, reading, sync, write_at, writing
+from trtllm_engram.builder.files import (
+    check_free_bytes,
+    new_folder,
+    reading,
+    sync,
+    write_at,
+    writing,
+)
 from trtllm_engram.builder.formula import Formula
 from trtllm_engram.builder.layout import EngramLayout, find_primes
 from trtllm_engram.builder.safetensors_file import TensorEntry, TensorSpec, create_file
@@ -78,7 +84,7 @@ def synthesize(
 
     shards = _plan_shards(config)
     path = Path(directory)
-    with _new_folder(path):
+    with new_folder(path):
         check_free_bytes(path, sum(spec.nbytes for specs in shards.values() for spec in specs))
         entries: dict[str, TensorEntry] = {}
         for shard, specs in shards.items():
@@ -190,22 +196,3 @@ def _config_data(config: EngramConfig, vocab_size: int, seed: int) -> dict[str, 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
     with writing(path):
         path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _new_folder(path: Path) -> Iterator[None]:
-    """A new or empty folder, which a failure leaves as it was."""
-    with writing(path):
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise InputError(f"{path}: expected a new or empty folder, found files in it")
-    try:
-        yield
-    except BaseException:
-        for file in path.iterdir():
-            file.unlink()
-        with contextlib.suppress(OSError):
-            for folder in made:
-                folder.rmdir()
-        raise

@@ -9,7 +9,7 @@ stamps say nothing, and a broken entry is made anew.
 import contextlib
 import hashlib
 import os
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import Regex, Tokenizer, normalizers
 
 from trtllm_engram.builder.config import EngramConfig
-from trtllm_engram.builder.files import read_regular
+from trtllm_engram.builder.files import read_regular, write_aside
 from trtllm_engram.plugins import env
 from trtllm_engram.plugins.errors import InputError
 
@@ -66,15 +66,28 @@ def token_map_digest(token_map: npt.NDArray[np.int32]) -> str:
     return hashlib.sha256(_to_bytes(token_map)).hexdigest()
 
 
-def _make_token_map(content: bytes, path: Path) -> npt.NDArray[np.int32]:
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json."""
+    content = read_regular(path)
+    with _tokenizer_of(path):
+        return Tokenizer.from_buffer(content)
+
+
+@contextlib.contextmanager
+def _tokenizer_of(path: Path) -> Iterator[None]:
+    """Turns what the library says of a file into one line that names it."""
     try:
-        tokenizer = Tokenizer.from_buffer(content)
-        keys = _compression_keys(tokenizer)
+        yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in the library is no Exception
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: expected a tokenizer.json: {reason}") from error
+
+
+def _make_token_map(content: bytes, path: Path) -> npt.NDArray[np.int32]:
+    with _tokenizer_of(path):
+        keys = _compression_keys(Tokenizer.from_buffer(content))
     compressed_ids: dict[str, int] = {}  # numbered by first appearance
     ids = [compressed_ids.setdefault(key, len(compressed_ids)) for key in keys]
     return np.array(ids, dtype=np.int32)
@@ -136,15 +149,8 @@ def _read_entry(entry: Path) -> npt.NDArray[np.int32] | None:
 def _write_entry(entry: Path, token_map: npt.NDArray[np.int32]) -> None:
     """Puts a map into the cache in one step, whoever else writes it; a failure costs only time."""
     values = _to_bytes(token_map)
-    with contextlib.suppress(OSError):
-        handle, scratch = tempfile.mkstemp(dir=entry.parent, prefix=f"{entry.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(values).digest() + values)
-            Path(scratch).replace(entry)
-        except BaseException:
-            Path(scratch).unlink(missing_ok=True)
-            raise
+    with contextlib.suppress(InputError), write_aside(entry) as scratch:
+        scratch.write_bytes(hashlib.sha256(values).digest() + values)
 
 
 def _to_bytes(token_map: npt.NDArray[np.int32]) -> bytes:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import tokenizers
 
-from trtllm_engram.builder.files import read_regular, reading
+from trtllm_engram.builder.files import reading
+from trtllm_engram.builder.token_map import load_tokenizer
 from trtllm_engram.plugins.errors import InputError
 
 
@@ -28,11 +28,5 @@ def read_text(path: str) -> str:
 
 def encode(tokenizer_json: Path, text: str) -> npt.NDArray[np.int32]:
     """Token ids of a text, with nothing added before or after it."""
-    content = read_regular(tokenizer_json)
-    try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic in the library is no Exception
-        raise InputError(f"{tokenizer_json}: expected a tokenizer.json: {error}") from None
+    tokenizer = load_tokenizer(tokenizer_json)
     return np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)

@@ -33,8 +33,10 @@ def test_cache_lists_and_clears_only_its_own(run, monkeypatch, tmp_path):
     (tmp_path / "token_map-1.bin").write_bytes(b"123")
     (tmp_path / "timing-10.6.0.cache").write_bytes(b"12")
     (tmp_path / "precious").write_bytes(b"4")
+    (tmp_path / ".token_map-1.bin.0123abcd.part").write_bytes(b"5")
     _, out, _ = run("cache", "--json")
     assert json.loads(out)["entries"] == [
+        {"name": ".token_map-1.bin.0123abcd.part", "bytes": 1},
         {"name": "timing-10.6.0.cache", "bytes": 2},
         {"name": "token_map-1.bin", "bytes": 3},
     ]

@@ -135,7 +135,17 @@ def test_exit_code_json_and_kept_files(monkeypatch, tmp_path, capsys):
     assert document["passed"] is True
     assert (tmp_path / "kept/store/engram.json").exists()
     assert main(["demo", "--keep", str(tmp_path / "kept")]) == 2
-    assert "--keep: " in capsys.readouterr().err
+    assert "expected a new or empty folder" in capsys.readouterr().err
+
+
+def test_an_interrupted_demo_leaves_nothing(monkeypatch, tmp_path):
+    def interrupted(folder, _note):
+        demo.run_demo(folder, lambda _: None, **SMALL)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_command, "run_demo", interrupted)
+    assert main(["demo", "--keep", str(tmp_path / "a/kept")]) == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.gpu

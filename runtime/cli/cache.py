@@ -14,7 +14,8 @@ from . import console
 EXAMPLE = "trtllm-engram cache --clear"
 
 # Only files of these names are ours to list and remove: $TRTLLM_ENGRAM_CACHE may be any folder.
-_PATTERNS = ("token_map-*.bin", "timing-*.cache")
+# The last two are what a kill leaves of entries that were being written.
+_PATTERNS = ("token_map-*.bin", "timing-*.cache", ".token_map-*.part", ".timing-*.part")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from trtllm_engram.builder.files import writing
-from trtllm_engram.plugins.errors import InputError
+from trtllm_engram.builder.files import new_folder
 
 from ..demo import Check, Report, Timing, run_demo
 from ..devices import CPU
@@ -43,11 +42,8 @@ def run(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="trtllm-engram-demo-") as folder:
             report = _run(args, Path(folder))
     else:
-        with writing(args.keep):
-            args.keep.mkdir(parents=True, exist_ok=True)
-            if any(args.keep.iterdir()):
-                raise InputError(f"--keep: {args.keep}: expected a new or empty folder")
-        report = _run(args, args.keep)
+        with new_folder(args.keep):  # interrupted, it leaves none: the next try takes it again
+            report = _run(args, args.keep)
     seconds = time.perf_counter() - started
     if args.json:
         console.print_json(_as_json(report, seconds))
