@@ -61,14 +61,17 @@ void check_cuda(cudaError_t code, const char* what) {
 
 DeviceGuard::DeviceGuard(int device) {
   check_cuda(cudaGetDevice(&previous_), "current CUDA device");
-  if (device != previous_) check_cuda(cudaSetDevice(device), "CUDA device");
+  if (device == previous_) return;
+  check_cuda(cudaSetDevice(device), "CUDA device");
+  changed_ = true;
 }
 
-DeviceGuard::~DeviceGuard() { cudaSetDevice(previous_); }
-
-RelaxedCapture::RelaxedCapture() {
-  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_), "capture mode");
+DeviceGuard::~DeviceGuard() {
+  // NOTE: cudaSetDevice makes a context (memory of that GPU) where there is none.
+  if (changed_) cudaSetDevice(previous_);
 }
+
+RelaxedCapture::RelaxedCapture() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
 
 RelaxedCapture::~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
 

@@ -28,13 +28,15 @@ class DeviceGuard {
 
  private:
   int previous_ = 0;
+  bool changed_ = false;
 };
 
-//! Lets this thread allocate in a scope while any thread captures a graph in global mode. Nothing
-//! in the scope may touch a stream that captures.
+//! Lets this thread allocate and free in a scope while any thread captures a graph in global mode.
+//! Nothing in the scope may touch a stream that captures. For destructors too: where CUDA cannot
+//! change the mode, the calls in the scope fail and say so.
 class RelaxedCapture {
  public:
-  RelaxedCapture();
+  RelaxedCapture() noexcept;
   ~RelaxedCapture();
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;

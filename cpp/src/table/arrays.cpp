@@ -51,6 +51,7 @@ class HostArray final : public TableArray {
 
   ~HostArray() override {
 #if ENGRAM_CUDA
+    const RelaxedCapture relaxed;
     if (pinned_) cudaHostUnregister(bytes_.get());
 #endif
   }
@@ -86,10 +87,16 @@ class HostArray final : public TableArray {
 
 #if ENGRAM_CUDA
 struct FreeDevice {
-  void operator()(uint8_t* bytes) const { cudaFree(bytes); }  // whichever device is current
+  void operator()(uint8_t* bytes) const {
+    const RelaxedCapture relaxed;
+    cudaFree(bytes);  // whichever device is current
+  }
 };
 struct FreePinned {
-  void operator()(uint8_t* bytes) const { cudaFreeHost(bytes); }
+  void operator()(uint8_t* bytes) const {
+    const RelaxedCapture relaxed;
+    cudaFreeHost(bytes);
+  }
 };
 using DeviceBytes = std::unique_ptr<uint8_t, FreeDevice>;
 
