@@ -81,6 +81,9 @@ cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaSt
   args.num_token_tiles = static_cast<int>(ceil_div(call.num_tokens, S::kTokens));
   split_work<S>(args, num_clusters);
   constexpr int kBufferBytes = S::kConsumerWarps * 16 * kBufferPitch;
+  constexpr int kLargestStage = S::kInner * (S::kMaxRows + S::kTokens * 2);
+  static_assert(2 * kLargestStage <= kSharedBytes - kReservedBytes - kBufferBytes,
+                "a stage is given back while the next one is multiplied");
   args.num_stages =
       std::min(kMaxStages, (kSharedBytes - kReservedBytes - kBufferBytes) / args.stage_bytes<S>());
   const int shared_bytes =
@@ -91,8 +94,10 @@ cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaSt
               call.in_features, S::kInputRows, kInputColumns)) {
     return cudaErrorNotSupported;
   }
-  const cudaError_t code = cudaFuncSetAttribute(
-      project_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  // The most that any call takes: calls of other sizes may set it at the same time.
+  const cudaError_t code =
+      cudaFuncSetAttribute(project_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           kSharedBytes - kReservedBytes / 2);
   if (code != cudaSuccess) return code;
   const int grid = std::min(num_clusters, args.num_pieces) * kClusterBlocks;
   return launch_clusters(project_kernel<S>, dim3(grid), dim3(S::kThreads), kClusterBlocks,
