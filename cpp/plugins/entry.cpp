@@ -111,8 +111,10 @@ ENGRAM_API engram_status engram_register_plugins() {
 }
 
 ENGRAM_API const char* engram_plugin_fields() {
-  static const std::string text = describe_plugins();
-  return text.c_str();
+  return guarded("libtrtllm_engram.so", "engram_plugin_fields", "{}", [] {
+    static const std::string text = describe_plugins();
+    return text.c_str();
+  });
 }
 
 }  // extern "C"

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -52,8 +51,8 @@ void parallel_for(int64_t count, int64_t grain, int num_threads, const Fn& fn) {
   while (helpers.size() < helpers.capacity()) {
     try {
       helpers.emplace_back(work);
-    } catch (const std::system_error&) {
-      break;  // no more threads to be had: those that run take over the ranges
+    } catch (const std::exception&) {
+      break;  // no more threads or memory to be had: those that run take over the ranges
     }
   }
   work();
