@@ -84,6 +84,15 @@ def test_file_with_relative_paths(
         assert tables.describe()["engram_1"]["store"] == str(store)
 
 
+def test_folder_that_is_no_utf8(store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "store").symlink_to(store)
+    path = toml_file(folder, HEAD + '[tables.engram_1]\nstore = "store"\nlayer = 1\n')
+    with Tables.from_toml(path) as tables:
+        assert tables.describe()["engram_1"]["store"] == str(tmp_path / "caf\ufffd" / "store")
+
+
 def test_copied_store_moves(tmp_path: Path) -> None:
     checkpoint = small_checkpoint(tmp_path / "checkpoint")
     prepare(checkpoint, tmp_path / "store", copy=True)

@@ -97,6 +97,8 @@ class TableRegistry {
   std::map<std::string, std::shared_ptr<const Table>> tables() const;
 
  private:
+  //! Adds names that nothing has, by who holds loading_mutex_.
+  void load(const std::map<std::string, TableOptions>& tables);
   void bind_environment();
 
   mutable std::mutex mutex_;

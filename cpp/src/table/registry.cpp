@@ -43,6 +43,10 @@ void TableRegistry::bind(const std::map<std::string, TableOptions>& tables) {
     const std::lock_guard lock(mutex_);
     for (const auto& [name, options] : tables) refuse_bound(name);
   }
+  load(tables);
+}
+
+void TableRegistry::load(const std::map<std::string, TableOptions>& tables) {
   std::map<std::string, std::shared_ptr<const Table>> loaded;
   for (const auto& [name, options] : tables) {
     try {
@@ -94,9 +98,10 @@ void TableRegistry::bind_environment() {
   const char* const path = std::getenv("TRTLLM_ENGRAM_TABLES");
   if (path != nullptr && *path != '\0') {
     std::map<std::string, TableOptions> missing = parse_tables_file(path);
-    for (const auto& [name, table] : tables())
-      missing.erase(name);  // what the host bound itself comes first
-    bind(missing);
+    const std::lock_guard loading(loading_mutex_);
+    // What the host bound itself, or binds meanwhile, comes first.
+    for (const auto& [name, table] : tables()) missing.erase(name);
+    load(missing);
   }
   environment_bound_ = true;
 }

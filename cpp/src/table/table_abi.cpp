@@ -63,7 +63,9 @@ engram_status engram_table_describe(char* text, size_t capacity, size_t* size) {
                       {"placement", placement_name(table->options().placement)},
                       {"scales", placement_name(table->options().scales)}};
     }
-    const std::string json = tables.dump();
+    // Folders may hold bytes that are no UTF-8.
+    const std::string json =
+        tables.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
     *size = json.size() + 1;
     if (text != nullptr && *size <= capacity) std::memcpy(text, json.c_str(), *size);
   });
