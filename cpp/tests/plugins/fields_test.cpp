@@ -113,6 +113,7 @@ TEST_CASE("bad values are named") {
       {"EngramLookup", {{"values", std::string("bytes")}}},
       {"EngramProject", {{"weight_layout", std::string("x")}}},
       {"EngramGate", {{"eps", -1.0F}}},
+      {"EngramGate", {{"eps", 1.5F}}},
       {"EngramGate", {{"eps", std::numeric_limits<float>::quiet_NaN()}}},
       {"EngramGate", {{"in_place", 3}}},
   };
