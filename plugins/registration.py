@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_engram.plugins import library_path
+from trtllm_engram.plugins import library_path, open_library
 from trtllm_engram.plugins.errors import EngramError, InputError
 
 VERSION = "1"
@@ -162,6 +162,6 @@ def import_tensorrt() -> Any:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(library_path()))
+    library = open_library(str(library_path()))
     library.engram_plugin_fields.restype = ctypes.c_char_p
     return library

@@ -16,10 +16,9 @@ from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uin
 from enum import IntEnum
 from typing import Any
 
-from trtllm_engram.plugins import library_path
+from trtllm_engram.plugins import library_path, open_library
 from trtllm_engram.plugins.errors import EngramError, InputError
 
-ABI_VERSION = 1
 CPU = -1
 
 
@@ -186,19 +185,7 @@ def load() -> ctypes.CDLL:
 
 
 def _open(path: str) -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL(path)
-        library.engram_abi_version.restype = c_int32
-        library.engram_abi_version.argtypes = []
-        found = library.engram_abi_version()
-    except (OSError, AttributeError) as error:
-        raise EngramError(f"{path}: cannot be loaded: {error}") from None
-    # Before any other symbol is looked up: a library of another ABI may lack some.
-    if found != ABI_VERSION:
-        raise EngramError(
-            f"{path}: expected ABI {ABI_VERSION}, found ABI {found}: "
-            "library and Python code are of different versions, reinstall trtllm-engram"
-        )
+    library = open_library(path)
     for name, (result, arguments) in _SYMBOLS.items():
         try:
             function = getattr(library, name)

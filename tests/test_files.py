@@ -20,9 +20,7 @@ def test_only_regular_files_are_read(tmp_path):
     assert read_regular(tmp_path / "link") == b"content"
     with (tmp_path / "shard").open("wb") as shard:
         shard.truncate(1 << 40)  # a hole
-    with pytest.raises(
-        InputError, match=r"expected at most \d+ bytes, found 1099511627776$"
-    ):
+    with pytest.raises(InputError, match=r"expected at most \d+ bytes, found 1099511627776$"):
         read_regular(tmp_path / "shard")
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):

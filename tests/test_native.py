@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from trtllm_engram import plugins
+from trtllm_engram.plugins import registration
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import _native
 
@@ -91,12 +93,12 @@ def ctypes_of(declaration):
 
 def test_abi_number():
     number = int(re.search(r"#define ENGRAM_ABI_VERSION (\d+)", header())[1])
-    assert number == _native.ABI_VERSION == _native.load().engram_abi_version()
+    assert number == plugins.ABI_VERSION == _native.load().engram_abi_version()
 
 
 def test_build_info():
     info = _native.build_info()
-    assert info["abi"] == _native.ABI_VERSION
+    assert info["abi"] == plugins.ABI_VERSION
     assert set(info) >= {"version", "git", "compiler", "cuda", "architectures", "minimum_driver"}
 
 
@@ -138,8 +140,6 @@ def test_cpu_build_refuses_gpu():
 
 def test_missing_library(monkeypatch, tmp_path):
     """Its text says how to build it."""
-    from trtllm_engram import plugins
-
     monkeypatch.setattr(plugins, "__file__", str(tmp_path / "__init__.py"))
     path = re.escape(str(tmp_path / "libtrtllm_engram.so"))
     with pytest.raises(EngramError, match=rf"^{path}: .* build it with `make`"):
@@ -170,16 +170,19 @@ class OtherAbi:
 def test_other_abi(monkeypatch):
     monkeypatch.setattr(_native.ctypes, "CDLL", OtherAbi)
     with pytest.raises(
-        EngramError, match=rf"^lib: expected ABI {_native.ABI_VERSION}, found ABI 7: "
+        EngramError, match=rf"^lib: expected ABI {plugins.ABI_VERSION}, found ABI 7: "
     ):
         _native._open("lib")
+    monkeypatch.setattr(registration, "library_path", lambda: "lib")
+    with pytest.raises(EngramError, match=r"^lib: expected ABI \d+, found ABI 7: "):
+        registration._library.__wrapped__()
 
 
 def test_missing_symbol(monkeypatch):
     class Truncated(OtherAbi):
         def __init__(self, path):
             super().__init__(path)
-            self.engram_abi_version = lambda: _native.ABI_VERSION
+            self.engram_abi_version = lambda: plugins.ABI_VERSION
 
     monkeypatch.setattr(_native.ctypes, "CDLL", Truncated)
     with pytest.raises(EngramError, match=r"^lib: expected the symbol engram_hash, found none$"):
