@@ -51,8 +51,9 @@ class HostArray final : public TableArray {
 
   ~HostArray() override {
 #if ENGRAM_CUDA
+    if (!pinned_) return;  // and CUDA perhaps never asked
     const RelaxedCapture relaxed;
-    if (pinned_) cudaHostUnregister(bytes_.get());
+    cudaHostUnregister(bytes_.get());
 #endif
   }
 
