@@ -56,22 +56,23 @@ def expected_sums() -> dict[str, str]:
 def unpack(wheel: Path, folder: Path) -> None:
     """Writes the listed headers of a wheel into a folder, which appears only once all are right."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
-    with zipfile.ZipFile(wheel) as archive:
-        for name, expected in expected_sums().items():
-            content = archive.read(f"{WHEEL_FOLDER}/{name}")
-            found = hashlib.sha256(content).hexdigest()
-            if found != expected:
-                raise SystemExit(
-                    f"{wheel.name}: {name}: SHA-256 expected {expected}, found {found}"
-                )
-            (aside / name).write_bytes(content)
-    aside.chmod(0o755)
-    try:
-        aside.rename(folder)
-    except OSError:  # another build was faster
-        if version(folder) < OLDEST_VERSION:
-            raise
+    with tempfile.TemporaryDirectory(prefix=folder.name, dir=folder.parent) as scratch:
+        aside = Path(scratch, "headers")
+        aside.mkdir()
+        with zipfile.ZipFile(wheel) as archive:
+            for name, expected in expected_sums().items():
+                content = archive.read(f"{WHEEL_FOLDER}/{name}")
+                found = hashlib.sha256(content).hexdigest()
+                if found != expected:
+                    raise SystemExit(
+                        f"{wheel.name}: {name}: SHA-256 expected {expected}, found {found}"
+                    )
+                (aside / name).write_bytes(content)
+        try:
+            aside.rename(folder)
+        except OSError:  # another build was faster
+            if version(folder) < OLDEST_VERSION:
+                raise
 
 
 def download() -> Path:
