@@ -22,7 +22,7 @@ MISSING = $(shell for tool in $(PYTHON) g++ git; do command -v $$tool >/dev/null
             $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv)
 
 .PHONY: build demo tensorrt test test-all test-gpu sanitize-gpu test-mutants bench lint test-cpp \
-        test-python clean help
+        test-fuzz test-python clean help
 build: $(INSTALLED)
 	@$(BIN)/python setup.py --quiet build_library --editable-mode
 
@@ -118,6 +118,8 @@ help:
 	@echo "make [build] | demo | lint | clean"
 	@echo "make test          what CI runs: lint, C++ and Python tests; says what it could not run"
 	@echo "make tensorrt      brings the TensorRT versions that the plugins are tested on (2 GB)"
+	@echo "make test-fuzz     a part of it: libFuzzer over the C++ parsers, where clang has it"
 	@echo "make test-all      with slow tests and mutants; test-mutants runs those alone"
 	@echo "make test-gpu      ops, engines and polygraphy on a GPU, with a TensorRT that builds"
-	@echo "make sanitize-gpu  the same under compute-sanitizer's memcheck and racecheck"
+	@echo "make bench         GPU kernels, with RIVALS=DIR against others'; writes docs/performance.*"
+	@echo "make sanitize-gpu  those under compute-sanitizer's memcheck and racecheck"

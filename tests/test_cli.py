@@ -16,7 +16,7 @@ import pytest
 from command_line import COMMAND, only_line
 
 from trtllm_engram.plugins.errors import EngramError, InputError
-from trtllm_engram.runtime import cli
+from trtllm_engram.runtime import cli, open_store
 from trtllm_engram.runtime.cli import COMMANDS, console
 from trtllm_engram.runtime.cli import library_path as library_path_command
 
@@ -59,6 +59,30 @@ def test_the_readme_lists_every_command():
         r"^\| `([a-z-]+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert rows == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+def test_lines_fit_100_columns(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if len(line) > 100] == []
+
+
+def test_the_readmes_python_runs(files, monkeypatch):
+    """Its first snippet, with the names that it takes as given."""
+    monkeypatch.chdir(files)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    snippet = re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    config = open_store("store").config
+    names = {
+        "token_ids": np.arange(5, dtype=np.int32),
+        "positions": np.arange(5),
+        "cu_seqlens": np.array([0, 5], np.int32),
+        "hidden": np.ones((5, config.hc_mult, config.hidden_size), np.float32),
+    }
+    given = names["hidden"]
+    exec(snippet, names)
+    assert names["hidden"].shape == given.shape
+    assert not np.array_equal(names["hidden"], given)
 
 
 def test_version(run):
