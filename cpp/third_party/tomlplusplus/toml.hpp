@@ -1008,8 +1008,8 @@
 #define TOML_LIFETIME_HOOKS 0
 #endif
 
-#ifdef NDEBUG
-#undef TOML_ASSERT
+// trtllm-engram: where the includer defines TOML_ASSERT and TOML_ASSERT_ASSUME, they hold in release builds too.
+#if defined(NDEBUG) && !defined(TOML_ASSERT)
 #define TOML_ASSERT(expr) static_assert(true)
 #endif
 #ifndef TOML_ASSERT
@@ -1020,10 +1020,12 @@ TOML_ENABLE_WARNINGS;
 #endif
 #define TOML_ASSERT(expr) assert(expr)
 #endif
+#ifndef TOML_ASSERT_ASSUME
 #ifdef NDEBUG
 #define TOML_ASSERT_ASSUME(expr) TOML_ASSUME(expr)
 #else
 #define TOML_ASSERT_ASSUME(expr) TOML_ASSERT(expr)
+#endif
 #endif
 /// \def TOML_ASSERT(expr)
 /// \brief Sets the assert function used by the library.
