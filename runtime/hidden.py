@@ -12,11 +12,13 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from trtllm_engram.builder import EngramConfig
+from trtllm_engram.builder.files import stat_regular
 from trtllm_engram.plugins.errors import InputError
 
 HostArray = npt.NDArray[Any]
 
-_DTYPES = ("bfloat16", "float16", "float32")
+# By the file format's names. numpy has no names for some of the others, so they are told by these.
+_DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
 _WORD_BYTES = 8
 
 
@@ -52,7 +54,7 @@ class FileHidden:
     """Hidden states of a safetensors file: `layers.{i}.hidden`, or one `hidden` for every layer."""
 
     def __init__(self, path: Path, config: EngramConfig, num_tokens: int) -> None:
-        self._path = path
+        stat_regular(path)  # the library would wait for a pipe for ever
         try:
             self._file = cast(Any, safe_open(path, framework="np"))
         except SafetensorError as error:
@@ -67,19 +69,21 @@ class FileHidden:
                 raise InputError(
                     f"{path}: expected a tensor {own} or hidden, found {sorted(names)}"
                 )
-            shape = list(self._file.get_slice(name).get_shape())
+            tensor = self._file.get_slice(name)
+            shape, dtype = list(tensor.get_shape()), tensor.get_dtype()
             if shape != expected:
                 raise InputError(f"{path}: {name}: expected shape {expected}, found {shape}")
+            if dtype not in _DTYPES:
+                raise InputError(
+                    f"{path}: {name}: expected one of {', '.join(_DTYPES)}, found {dtype}"
+                )
             self._names[layer_id] = name
 
     def __call__(self, layer_id: int, start: int, stop: int) -> HostArray:
-        name = self._names[layer_id]
-        values: HostArray = self._file.get_slice(name)[start:stop]
-        if values.dtype.name not in _DTYPES:
-            raise InputError(
-                f"{self._path}: {name}: expected one of {', '.join(_DTYPES)}, found {values.dtype}"
-            )
-        return np.ascontiguousarray(values)
+        tensor = self._file.get_slice(self._names[layer_id])
+        if start == stop:  # the library slices no tensor without tokens
+            return np.empty((0, *tensor.get_shape()[1:]), _DTYPES[tensor.get_dtype()])
+        return np.ascontiguousarray(tensor[start:stop])
 
 
 _BF16_OF_BYTE = (np.arange(256, dtype=np.uint8).view(np.int8) / np.float32(64)).astype(

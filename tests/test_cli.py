@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -129,6 +130,7 @@ BAD = {
     "prepare: folder in use": ("prepare", "checkpoint", "."),
     "inspect: nothing there": ("inspect", "nowhere"),
     "inspect: some text": ("inspect", "text"),
+    "inspect: a shard": ("inspect", "checkpoint/model-00001-of-00004.safetensors"),
     "inspect: some folder": ("inspect", "."),
     "verify: no store": ("verify", "checkpoint"),
     "hash: no model": ("hash", "nowhere", "--text", "text"),
@@ -162,6 +164,8 @@ BAD = {
     "build: output of the store": ("build", "store", "--onnx", "--output", "store/token_map.npy"),
     "run: device": ("run", "store", "--text", "text", "--output", "new", "--device", "tpu"),
     "run: chunk": ("run", "store", "--text", "text", "--output", "new", "--chunk", "0"),
+    "run: hidden pipe": (*RUN, "new", "--hidden", "pipe"),
+    "run: hidden missing": (*RUN, "new", "--hidden", "nowhere"),
     "run: hidden": ("run", "store", "--text", "text", "--output", "new", "--hidden", "text"),
     "bench: name": ("bench", "frobnicate"),
     "bench: size": ("bench", "ops", "--table-gb", "-1"),
@@ -186,6 +190,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, files, argv):
     (files / "latin1").write_bytes(b"na\xefve")
     np.save(files / "square.npy", np.zeros((2, 2), np.int64))
     if not (files / "link").exists():
+        os.mkfifo(files / "pipe")
         (files / "link").symlink_to("checkpoint/config.json")
     before = contents_below(files)
     code, out, err = run(*filter(None, argv))

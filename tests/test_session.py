@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import reference
-from checkpoints import small_checkpoint
+from checkpoints import small_checkpoint, write_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -243,5 +244,18 @@ def test_hidden_files_that_do_not_fit_are_refused(store, tmp_path):
     ]:
         with pytest.raises(InputError, match=message):
             FileHidden(tmp_path / name, config, num_tokens)
-    with pytest.raises(InputError, match="expected one of bfloat16, float16, float32"):
-        FileHidden(tmp_path / "dtype", config, 5)(1, 0, 5)
+    with pytest.raises(InputError, match="expected one of BF16, F16, F32, found I32"):
+        FileHidden(tmp_path / "dtype", config, 5)
+    eight_bits = {"dtype": "F8_E4M3", "shape": shape, "data_offsets": [0, math.prod(shape)]}
+    write_safetensors(tmp_path / "fp8", {"hidden": eight_bits}, bytes(math.prod(shape)))
+    with pytest.raises(InputError, match="expected one of BF16, F16, F32, found F8_E4M3"):
+        FileHidden(tmp_path / "fp8", config, 5)
+
+
+def test_hidden_states_of_no_tokens(store, tmp_path):
+    from safetensors.numpy import save_file
+
+    shape = (0, store.config.hc_mult, store.config.hidden_size)
+    save_file({"hidden": np.zeros(shape, np.float16)}, tmp_path / "none")
+    empty = FileHidden(tmp_path / "none", store.config, 0)(1, 0, 0)
+    assert (empty.shape, empty.dtype) == (shape, np.float16)

@@ -68,6 +68,8 @@ def describe(path: Path, checkpoint: str | None = None) -> dict[str, Any]:
         return _describe_store(path, checkpoint)
     if names & {INDEX_FILE, SINGLE_FILE}:
         return _describe_checkpoint(path)
+    if path.suffix == ".safetensors":
+        raise InputError(f"{path}: a shard alone: expected its checkpoint's folder, {path.parent}")
     if not is_folder and _is_tokenizer(path):
         return _describe_tokenizer(path)
     if not is_folder or CONFIG_FILE in names:
