@@ -12,6 +12,7 @@ Tables must be bound before an execution is made. Needs TensorRT's and CUDA's Py
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -242,10 +243,15 @@ class Graph:
                 cuda("cudaStreamBeginCapture", stream, mode)
                 try:
                     execution.enqueue_on(stream)
+                except BaseException:
+                    with contextlib.suppress(EngramError):  # says only that the capture is invalid
+                        cuda("cudaStreamEndCapture", stream)
+                    raise
+                graph = cuda("cudaStreamEndCapture", stream)
+                try:
+                    self._handle = cuda("cudaGraphInstantiate", graph, 0)
                 finally:
-                    graph = cuda("cudaStreamEndCapture", stream)
-                self._handle = cuda("cudaGraphInstantiate", graph, 0)
-                cuda("cudaGraphDestroy", graph)
+                    cuda("cudaGraphDestroy", graph)
             finally:
                 cuda("cudaStreamDestroy", stream)
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What building and engines refuse, and how they say it; progress, interruption, timing cache."""
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from engine_cases import MAX_TOKENS, build_plan, check, feed_of
@@ -47,10 +50,32 @@ def test_no_gpu_is_one_line(store):
         Engine(b"")
 
 
+def test_what_broke_a_capture_is_told(monkeypatch):
+    """Not that the capture is invalid, which follows from it."""
+    from trtllm_engram.runtime import engine
+
+    called = []
+
+    def cuda(function, *_):
+        called.append(function)
+        if function == "cudaStreamEndCapture":
+            raise EngramError("cudaStreamEndCapture: cudaErrorStreamCaptureInvalidated")
+        return 7
+
+    def enqueue_on(_stream):
+        raise EngramError("engine: TensorRT failed: EngramLookup: no table")
+
+    monkeypatch.setattr(engine, "cuda", cuda)
+    monkeypatch.setattr(engine, "constant", lambda name: name)
+    monkeypatch.setattr(engine, "current_device", lambda _device: contextlib.nullcontext())
+    execution = SimpleNamespace(engine=SimpleNamespace(device=0), enqueue_on=enqueue_on)
+    with pytest.raises(EngramError, match="EngramLookup: no table$"):
+        engine.Graph(execution, {}, {})
+    assert called[-2:] == ["cudaStreamEndCapture", "cudaStreamDestroy"]
+
+
 def test_text_for_an_engine_is_checked(store):
     """On the host: what a kernel finds wrong would be a failure at run time, not bad input."""
-    from types import SimpleNamespace
-
     from trtllm_engram.runtime.engine import TensorInfo
     from trtllm_engram.runtime.engine_session import EngineSession
     from trtllm_engram.runtime.hidden import SeededHidden
