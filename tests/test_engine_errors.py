@@ -69,7 +69,7 @@ def test_what_broke_a_capture_is_told(monkeypatch):
     monkeypatch.setattr(engine, "constant", lambda name: name)
     monkeypatch.setattr(engine, "current_device", lambda _device: contextlib.nullcontext())
     execution = SimpleNamespace(engine=SimpleNamespace(device=0), enqueue_on=enqueue_on)
-    with pytest.raises(EngramError, match="EngramLookup: no table$"):
+    with pytest.raises(EngramError, match=r"EngramLookup: no table$"):
         engine.Graph(execution, {}, {})
     assert called[-2:] == ["cudaStreamEndCapture", "cudaStreamDestroy"]
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from trtllm_engram import plugins
+from trtllm_engram.builder import config
 from trtllm_engram.plugins import registration
 from trtllm_engram.plugins.errors import EngramError, InputError
-from trtllm_engram.runtime import _native
+from trtllm_engram.runtime import _native, row
 
 HEADER = Path(__file__).parents[1] / "cpp" / "include" / "engram" / "engram.h"
 CTYPES = {
@@ -94,6 +95,15 @@ def ctypes_of(declaration):
 def test_abi_number():
     number = int(re.search(r"#define ENGRAM_ABI_VERSION (\d+)", header())[1])
     assert number == plugins.ABI_VERSION == _native.load().engram_abi_version()
+
+
+def test_the_row_format_is_one():
+    """The headers' constants have twins in builder, and in runtime, whose ops import no builder."""
+    row_h = (HEADER.parent / "row.h").read_text(encoding="utf-8")
+    number = int(re.search(r"kScaleBlock = (\d+);", row_h)[1])
+    assert number == config.SCALE_BLOCK == row.SCALE_BLOCK
+    layout_h = (HEADER.parent / "layout.h").read_text(encoding="utf-8")
+    assert int(re.search(r"kMaxNgramSize = (\d+);", layout_h)[1]) == config._MAX_NGRAM_SIZE
 
 
 def test_build_info():
