@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ class EngineBuilder:
         version_compatible: bool = False,
         timing_cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        _require_gpu()
+        gpu = _gpu_name()
         self.trt = trt = import_tensorrt()
         with told("building") as failure:
             builder = failure.check(trt.Builder(tensorrt_logger()))
@@ -112,7 +113,7 @@ class EngineBuilder:
         if version_compatible:
             self.config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
             self.config.set_flag(trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME)
-        self._timing_cache = _timing_cache_file(trt, timing_cache)
+        self._timing_cache = _timing_cache_file(trt.__version__, gpu, timing_cache)
 
     def allow_in_place(self) -> None:
         """For network.gate(in_place=True). InputError where this TensorRT does not have it."""
@@ -177,23 +178,29 @@ class EngineBuilder:
             _log.warning("timing cache: not kept: %s", error)
 
 
-def _require_gpu() -> None:
-    """TensorRT's builder ends the process where there is none."""
-    count = ctypes.c_int()
+def _gpu_name() -> str:
+    """The GPU that is built for; where there is none, TensorRT's builder would end the process."""
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-        failed = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+        failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
+        failed = failed or cuda.cuDeviceGetName(name, len(name), device)
     except OSError:
         failed = True
-    if failed or count.value == 0:
+    if failed:
         raise EngramError("building: expected a CUDA device, found none")
+    return name.value.decode("utf-8", "replace")
 
 
-def _timing_cache_file(trt: Any, chosen: str | os.PathLike[str] | None) -> Path | None:
+def _timing_cache_file(
+    version: str, gpu: str, chosen: str | os.PathLike[str] | None
+) -> Path | None:
+    """Timings hold for one TensorRT and one kind of GPU; machines may share a home folder."""
     if chosen != AUTO:
         return None if chosen is None else Path(chosen)
     folder = env.cache_dir()
-    return None if folder is None else folder / f"timing-{trt.__version__}.cache"
+    words = re.sub(r"\W+", "-", f"{version}-{gpu}")
+    return None if folder is None else folder / f"timing-{words}.cache"
 
 
 def _monitor(trt: Any, report: Progress) -> Any:

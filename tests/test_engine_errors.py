@@ -2,6 +2,7 @@
 """What building and engines refuse, and how they say it; progress, interruption, timing cache."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -235,6 +236,17 @@ def test_progress_and_timing_cache(store, tmp_path):
     build_plan(store, "cached.plan", **options)
     assert len(cache.read_bytes()) >= len(first) // 2
     build_plan(store, "uncached.plan", timing_cache=tmp_path / "nowhere/timings")
+
+
+def test_timings_are_kept_by_version_and_gpu(tmp_path, monkeypatch):
+    from trtllm_engram.builder.engine import AUTO, _timing_cache_file
+
+    monkeypatch.setenv("TRTLLM_ENGRAM_CACHE", str(tmp_path))
+    file = tmp_path / "timing-10-6-0-NVIDIA-H200.cache"
+    assert _timing_cache_file("10.6.0", "NVIDIA H200", AUTO) == file
+    assert _timing_cache_file("10.6.0", "NVIDIA A100/80GB", AUTO) != file
+    assert _timing_cache_file("10.6.0", "NVIDIA H200", "own") == Path("own")
+    assert _timing_cache_file("10.6.0", "NVIDIA H200", None) is None
 
 
 def test_a_timing_cache_that_cannot_be_kept_is_a_warning(tmp_path, caplog):
