@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trtllm_engram.builder.synthesize import synthesize
+from trtllm_engram.plugins.errors import InputError
 
 SIZES: dict[str, Any] = {
     "engram_vocab_size": 60,
@@ -85,6 +88,17 @@ def rename_tensors(checkpoint: Path, rename: Callable[[str], str]) -> None:
 def shard_of(checkpoint: Path, name: str) -> Path:
     data = json.loads((checkpoint / "model.safetensors.index.json").read_text())
     return checkpoint / data["weight_map"][name]
+
+
+@contextlib.contextmanager
+def refusal(*texts: str) -> Iterator[None]:
+    """Expects an InputError of one line that holds these texts."""
+    with pytest.raises(InputError) as caught:
+        yield
+    message = str(caught.value)
+    assert "\n" not in message
+    for text in texts:
+        assert text in message
 
 
 def names_below(folder: Path) -> list[str]:
