@@ -98,6 +98,11 @@ def test_feeds_refuse_sizes(store, size):
         make_feeds(store, [size])
 
 
+def test_feeds_refuse_a_negative_seed(store):
+    with pytest.raises(InputError, match=r"^seed: expected 0 or more, found -1$"):
+        make_feeds(store, [(1, 1)], seed=-1)
+
+
 # Comparisons.
 
 

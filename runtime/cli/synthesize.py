@@ -65,6 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _parse_layers(text: str) -> list[int]:
     words = text.split(",")
-    if not all(word.isascii() and word.isdecimal() for word in words):
+    if not all(word.isascii() and word.isdecimal() and len(word) <= 10 for word in words):
         raise InputError(f"--layers: expected numbers with commas between, found {text!r}")
     return [int(word) for word in words]

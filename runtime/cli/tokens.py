@@ -46,7 +46,7 @@ def read_tokens(
     ids = _read_ids(args.ids) if args.text is None else encode(tokenizer_json, read_text(args.text))
     dead = np.zeros(ids.size, np.bool_)
     for span in args.dead:
-        match = re.fullmatch(r"(\d+):(\d+)", span)
+        match = re.fullmatch(r"(\d{1,10}):(\d{1,10})", span)
         begin, end = (int(match[1]), int(match[2])) if match else (1, 0)
         if begin > end or end > ids.size:
             raise InputError(

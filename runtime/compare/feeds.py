@@ -41,6 +41,8 @@ def make_feeds(
     token_ids = encode(store.tokenizer_json, multilingual_text() if text is None else text)
     if token_ids.size < 2:
         raise InputError(f"text: expected at least 2 tokens, found {token_ids.size}")
+    if seed < 0:
+        raise InputError(f"seed: expected 0 or more, found {seed}")
     options = options or ModelOptions()
     rng = np.random.default_rng(seed)
     return [_make_feed(store, options, rng, token_ids, *size) for size in sizes]
