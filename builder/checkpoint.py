@@ -5,6 +5,7 @@ each layer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -68,9 +69,12 @@ class Checkpoint:
 
 
 def files_of(checkpoint: Path) -> list[Path]:
-    """The files that a checkpoint is made of, of other modules than Engram too."""
+    """The files that a checkpoint is made of, of other modules than Engram too.
+
+    An index that is not there, or says nothing, adds none: a store needs none to be run.
+    """
     names = {CONFIG_FILE, TOKENIZER_FILE, INDEX_FILE, SINGLE_FILE}
-    if (checkpoint / INDEX_FILE).exists():
+    with contextlib.suppress(InputError):
         names |= set(_read_weight_map(checkpoint / INDEX_FILE).values())
     return [checkpoint / name for name in sorted(names)]
 

@@ -130,6 +130,16 @@ def test_run_takes_hidden_states_and_hands_on_their_dtype(run, files):
     assert np.array_equal(load_file(files / "hidden.safetensors")["hidden"], hidden)
 
 
+def test_a_store_runs_without_its_checkpoints_index(run, files, tmp_path):
+    checkpoint = small_checkpoint(tmp_path / "checkpoint")
+    prepare(checkpoint, tmp_path / "store")
+    (checkpoint / "model.safetensors.index.json").write_text("torn")
+    options = ("run", tmp_path / "store", "--ids", files / "ids", "--output")
+    assert run(*options, tmp_path / "out")[0] == 0
+    shard = next(checkpoint.glob("*.safetensors"))
+    assert run(*options, shard)[0] == 2  # a store names those that it reads
+
+
 def test_an_empty_text_runs(run, files):
     (files / "empty").write_text("")
     assert run("run", "store", "--text", "empty", "--output", "empty.safetensors")[0] == 0
