@@ -216,8 +216,9 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         Tables.from_toml(path)
 
 
-@pytest.mark.parametrize("name", ["missing.toml", "."])
+@pytest.mark.parametrize("name", ["missing.toml", ".", "pipe"])
 def test_no_such_file(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(InputError, match=r"cannot read: No such file|expected a regular file"):
         Tables.from_toml(tmp_path / name)
 

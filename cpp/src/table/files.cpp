@@ -24,14 +24,34 @@ struct stat stat_any(const std::string& path) {
   return status;
 }
 
+void check_regular(const std::string& path, const struct stat& status) {
+  ENGRAM_CHECK(S_ISREG(status.st_mode), path, ": expected a regular file");
+}
+
+void check_trusted(const std::string& path, const struct stat& status) {
+  ENGRAM_CHECK(status.st_uid == geteuid() || status.st_uid == 0, path,
+               ": expected an owner that is this user (", geteuid(), ") or root, found user ",
+               status.st_uid);
+  ENGRAM_CHECK((status.st_mode & (S_IWGRP | S_IWOTH)) == 0, path,
+               ": expected nobody but the owner to have the right to write, found mode ", std::oct,
+               status.st_mode & 07777, "; chmod go-w takes it away");
+}
+
 }  // namespace
 
+// Nobody waits for the other end of a pipe.
 File::File(const std::string& path)
-    : path_(path), handle_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : path_(path), handle_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (handle_ < 0) fail(path, "read");
 }
 
 File::~File() { close(handle_); }
+
+struct stat File::status() const {
+  struct stat status{};
+  if (fstat(handle_, &status) != 0) fail(path_, "read");
+  return status;
+}
 
 void File::read(void* to, int64_t num_bytes, int64_t offset) const {
   auto* bytes = static_cast<char*>(to);
@@ -51,26 +71,22 @@ void File::read(void* to, int64_t num_bytes, int64_t offset) const {
 
 struct stat stat_regular(const std::string& path) {
   const struct stat status = stat_any(path);
-  ENGRAM_CHECK(S_ISREG(status.st_mode), path, ": expected a regular file");
+  check_regular(path, status);
   return status;
 }
 
-void check_trusted(const std::string& path) {
-  const struct stat status = stat_any(path);
-  ENGRAM_CHECK(status.st_uid == geteuid() || status.st_uid == 0, path,
-               ": expected an owner that is this user (", geteuid(), ") or root, found user ",
-               status.st_uid);
-  ENGRAM_CHECK((status.st_mode & (S_IWGRP | S_IWOTH)) == 0, path,
-               ": expected nobody but the owner to have the right to write, found mode ", std::oct,
-               status.st_mode & 07777, "; chmod go-w takes it away");
-}
+void check_trusted_folder(const std::string& path) { check_trusted(path, stat_any(path)); }
 
-std::string read_text(const std::string& path, int64_t max_bytes) {
-  const struct stat status = stat_regular(path);
+std::string read_trusted_text(const std::string& path, int64_t max_bytes) {
+  // NOTE: of the file that is open, which no other can take the place of.
+  const File file(path);
+  const struct stat status = file.status();
+  check_trusted(path, status);
+  check_regular(path, status);
   ENGRAM_CHECK(status.st_size <= max_bytes, path, ": expected at most ", max_bytes,
                " bytes, found ", status.st_size);
   std::string text(static_cast<size_t>(status.st_size), '\0');
-  File(path).read(text.data(), status.st_size, 0);
+  file.read(text.data(), status.st_size, 0);
   return text;
 }
 

@@ -18,6 +18,7 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
+  struct stat status() const;
   //! Fills all of `to`. Thread-safe.
   void read(void* to, int64_t num_bytes, int64_t offset) const;
 
@@ -29,11 +30,11 @@ class File {
 //! The status of a regular file, symlinks followed.
 struct stat stat_regular(const std::string& path);
 
-//! Refuses a file or folder that others than this user and root could write.
-void check_trusted(const std::string& path);
+//! Refuses a folder that others than this user and root could write.
+void check_trusted_folder(const std::string& path);
 
-//! A whole file of at most `max_bytes`.
-std::string read_text(const std::string& path, int64_t max_bytes);
+//! A whole file of at most `max_bytes`, which nobody else could write either.
+std::string read_trusted_text(const std::string& path, int64_t max_bytes);
 
 //! `name` itself where it is absolute, else inside `folder`.
 std::string resolve(const std::string& folder, const std::string& name);

@@ -138,11 +138,10 @@ void check_format(const Fields& manifest) {
 
 TableInfo read_table_info(const std::string& store, int32_t layer, const std::string& relocated) {
   const std::string path = resolve(store, kManifestFile);
-  check_trusted(store);
-  check_trusted(path);
+  check_trusted_folder(store);
   json data;
   try {
-    data = json::parse(read_text(path, kMaxManifestBytes));
+    data = json::parse(read_trusted_text(path, kMaxManifestBytes));
   } catch (const json::exception& error) {
     throw Error(ENGRAM_INVALID_ARGUMENT, concat(path, ": expected JSON: ", error.what()));
   }

@@ -147,8 +147,7 @@ std::map<std::string, TableOptions> parse_tables(const std::string& text, const 
 }
 
 std::map<std::string, TableOptions> parse_tables_file(const std::string& path) {
-  check_trusted(path);
-  return parse_tables(read_text(path, kMaxFileBytes), folder_of(path), path);
+  return parse_tables(read_trusted_text(path, kMaxFileBytes), folder_of(path), path);
 }
 
 }  // namespace engram
