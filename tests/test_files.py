@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_engram.builder.files import read_regular, write_aside
+from trtllm_engram.builder.files import read_regular, refuse_to_replace, write_aside
 from trtllm_engram.plugins.errors import InputError
 
 
@@ -73,3 +73,16 @@ def test_a_failure_of_the_work_leaves_what_was_there(tmp_path):
     assert not isinstance(caught.value, InputError)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out").read_bytes() == b"before"
+
+
+def test_an_input_is_no_output_under_any_name(tmp_path):
+    (tmp_path / "in").write_bytes(b"")
+    (tmp_path / "soft").symlink_to("in")
+    (tmp_path / "hard").hardlink_to(tmp_path / "in")
+    inputs = [tmp_path / "gone", tmp_path / "in"]
+    for name in ("in", "soft", "hard", "../" + tmp_path.name + "/in"):
+        with pytest.raises(InputError, match="expected another file for the output"):
+            refuse_to_replace(tmp_path / name, inputs)
+    (tmp_path / "out").write_bytes(b"")
+    for name in ("out", "new", "gone"):
+        refuse_to_replace(tmp_path / name, inputs)
