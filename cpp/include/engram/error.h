@@ -4,6 +4,7 @@
 //! ABI.
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -30,9 +31,11 @@ class Error : public std::runtime_error {
   engram_status status_;
 };
 
+//! The parts side by side; numbers without the groups that the process's locale may want.
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream text;
+  text.imbue(std::locale::classic());
   (text << ... << parts);
   return text.str();
 }
