@@ -240,3 +240,9 @@ def test_the_gpus_of_this_machine():
         assert gpu.name
         assert gpu.compute_capability >= (5, 0)
         assert 0 < (gpu.free_bytes or 1) <= gpu.total_bytes
+
+
+def test_the_library_says_which_driver_it_needs():
+    info, check = doctor.check_library()
+    assert check.problem is None
+    assert (f"driver {info['minimum_driver']} or newer" in check.text) == bool(info["cuda"])
