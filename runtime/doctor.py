@@ -71,7 +71,9 @@ def check_library() -> tuple[dict[str, Any], Check]:
     cuda = f"CUDA {info['cuda']}" if info["cuda"] else "CPU only"
     text = f"{info['version']}, ABI {info['abi']}, {cuda}"
     if info["architectures"]:
-        text += f" for sm {_joined(info['architectures'])}, driver {info['minimum_driver']} or newer"
+        text += (
+            f" for sm {_joined(info['architectures'])}, driver {info['minimum_driver']} or newer"
+        )
     return info, Check("library", text, info)
 
 
