@@ -13,15 +13,26 @@
 
 namespace {
 
-//! A store's folder of this process, in memory where there is a /dev/shm.
+//! A store's folder of this process, in memory where there is a /dev/shm; gone with the process.
+class Folder {
+ public:
+  Folder() {
+    if (access("/dev/shm", W_OK) != 0) path_ = "/tmp/engram_fuzz_XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr) std::abort();
+  }
+  ~Folder() { rmdir(path_.c_str()); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = "/dev/shm/engram_fuzz_XXXXXX";
+};
+
 const std::string& store() {
-  static const std::string folder = [] {
-    std::string name =
-        access("/dev/shm", W_OK) == 0 ? "/dev/shm/engram_fuzz_XXXXXX" : "/tmp/engram_fuzz_XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) std::abort();
-    return name;
-  }();
-  return folder;
+  static const Folder folder;
+  return folder.path();
 }
 
 }  // namespace
