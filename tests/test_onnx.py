@@ -185,3 +185,13 @@ def test_command(store, tmp_path, capsys):
     assert main(["build", str(store.path), "--onnx", "--output", str(path)]) == 0
     onnx.checker.check_model(str(path))
     assert "table engram_5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "option", [["--max-batch", "8"], ["--max-tokens", "9"], ["--version-compatible"]]
+)
+def test_options_of_engines_are_refused(store, tmp_path, capsys, option):
+    command = ["build", str(store.path), "--onnx", "--output", str(tmp_path / "m.onnx"), *option]
+    assert main(command) == 2
+    assert f"{option[0]}: expected for an engine, found with --onnx" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -20,6 +20,13 @@ from . import console
 
 EXAMPLE = "trtllm-engram build STORE --output engine.plan"
 
+# What an ONNX model says nothing of: whoever builds its engine chooses.
+_ENGINE_DEFAULTS = {
+    "max_batch": 64,
+    "max_tokens": 8192,
+    "version_compatible": False,
+    "timing_cache": engine.AUTO,
+}
 _SAMPLED_ROWS = 65536
 _MARGIN = 2.0  # FP8 keeps its precision over a wide range, so room above costs nothing
 
@@ -35,13 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", type=Path, required=True)
     parser.add_argument("--onnx", action="store_true", help="write ONNX, not an engine")
     parser.add_argument(
-        "--max-batch", metavar="N", type=int, default=64, help="requests of a call (default: 64)"
+        "--max-batch", metavar="N", type=int, help="requests of a call (default: 64)"
     )
     parser.add_argument(
         "--max-tokens",
         metavar="N",
         type=int,
-        default=8192,
         help="tokens of a prefill call (default: 8192)",
     )
     parser.add_argument(
@@ -77,14 +83,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timing-cache",
         metavar="FILE",
-        default=engine.AUTO,
         help="where TensorRT keeps its timings (default: in the cache folder)",
     )
     parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    parser.set_defaults(**_ENGINE_DEFAULTS)
     console.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    for name, default in _ENGINE_DEFAULTS.items():
+        if args.onnx and getattr(args, name) != default:
+            raise InputError(
+                f"--{name.replace('_', '-')}: expected for an engine, found with --onnx"
+            )
     store = open_store(args.store, checkpoint=args.checkpoint)
     store.check_output(args.output)
     options = ModelOptions(args.hidden_dtype, args.history, args.check_outputs, args.prefetch)
