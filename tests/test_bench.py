@@ -45,7 +45,7 @@ def test_ops_as_json(tmp_path, capsys):
 def test_ops_as_a_table(tmp_path, capsys):
     assert main([*SMALL, "--dir", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("lookup to BF16") and "B/s" in line for line in lines)
+    assert any(line.startswith("lookup to BF16") and "rows/s" in line for line in lines)
     assert max(map(len, lines)) <= 80 or str(tmp_path) in "".join(lines)
 
 
