@@ -13,21 +13,28 @@ namespace engram {
 namespace {
 
 constexpr int kWarpSize = 32;
-constexpr int kMaxThreads = 512;
+constexpr int kMaxThreads = 256;
 constexpr int kMaxWarps = kMaxThreads / kWarpSize;
-constexpr int kVectorWidth = 8;    //!< 16 bytes of BF16
-constexpr int kCachedVectors = 2;  //!< of a thread, in registers: rows up to 8192 are read once
-constexpr int kMaxTokensPerBlock = 8;
-constexpr int kFullDevice = 256;  //!< blocks of a copy before a block takes a second token
+constexpr int kMinBlocks = 2;    //!< of kMaxThreads on an SM: 128 registers a thread
+constexpr int kVectorWidth = 8;  //!< 16 bytes of BF16
+constexpr int64_t kMaxGridBlocks = INT32_MAX;  //!< CUDA's own limit
+//! Vectors of a thread, in registers. Small blocks with many reads in flight keep the memory busy
+//! while others sum. FP32 rows take twice the registers.
+template <engram_dtype kDtype>
+constexpr int kCachedVectors = kDtype == ENGRAM_FLOAT32 ? 2 : 5;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 template <engram_dtype kDtype>
 using Element = std::conditional_t<kDtype == ENGRAM_FLOAT32, float, uint16_t>;
 
-//! kWidth neighbouring elements, one or more vector accesses wide.
+//! kWidth neighbouring elements as they lie in memory: whole words in whole registers.
 template <typename Type, int kWidth>
-struct alignas(kWidth == 1 ? alignof(Type) : 16) Pack {
-  Type elements[kWidth];
+struct alignas(16) Pack {
+  uint32_t words[kWidth * sizeof(Type) / sizeof(uint32_t)];
+};
+template <typename Type>
+struct Pack<Type, 1> {
+  Type words[1];
 };
 
 template <int kWidth>
@@ -38,19 +45,38 @@ __device__ PackType load_pack(const Type* row, int vector) {
   return reinterpret_cast<const PackType*>(row)[vector];
 }
 
-template <engram_dtype kDtype>
-__device__ float to_float(Element<kDtype> element) {
-  if constexpr (kDtype == ENGRAM_FLOAT32) return element;
-  if constexpr (kDtype == ENGRAM_FLOAT16) return float_from_fp16(element);
-  if constexpr (kDtype == ENGRAM_BFLOAT16) return float_from_bf16(element);
+//! Element i of a pack.
+template <engram_dtype kDtype, int kWidth>
+__device__ float float_at(const Pack<Element<kDtype>, kWidth>& pack, int i) {
+  if constexpr (kDtype == ENGRAM_FLOAT32) return reinterpret_cast<const float&>(pack.words[i]);
+  const uint32_t word = pack.words[i / 2];
+  const auto bits = static_cast<uint16_t>(i % 2 == 0 ? word : word >> 16);
+  return kDtype == ENGRAM_FLOAT16 ? float_from_fp16(bits) : float_from_bf16(bits);
+}
+
+template <int kWidth>
+__device__ float bf16_at(const Bf16Pack<kWidth>& pack, int i) {
+  return float_at<ENGRAM_BFLOAT16, kWidth>(pack, i);
 }
 
 template <engram_dtype kDtype>
-__device__ Element<kDtype> from_float(float value) {
-  if constexpr (kDtype == ENGRAM_FLOAT32) return value;
+__device__ uint32_t bits_from(float value) {
+  if constexpr (kDtype == ENGRAM_FLOAT32) return bits_from_float(value);
   if constexpr (kDtype == ENGRAM_FLOAT16) return fp16_from_float(value);
-  if constexpr (kDtype == ENGRAM_BFLOAT16) {
-    return __bfloat16_as_ushort(__float2bfloat16_rn(value));  // bf16_from_float in one instruction
+  return __bfloat16_as_ushort(__float2bfloat16_rn(value));  // bf16_from_float in one instruction
+}
+
+template <engram_dtype kDtype, int kWidth>
+__device__ void set_element(Pack<Element<kDtype>, kWidth>& pack, int i, float value) {
+  if constexpr (kWidth == 1) {
+    const uint32_t bits = bits_from<kDtype>(value);
+    memcpy(pack.words, &bits, sizeof(pack.words));
+  } else if constexpr (kDtype == ENGRAM_FLOAT32) {
+    pack.words[i] = bits_from<kDtype>(value);
+  } else if (i % 2 == 0) {
+    pack.words[i / 2] = bits_from<kDtype>(value);
+  } else {
+    pack.words[i / 2] |= bits_from<kDtype>(value) << 16;
   }
 }
 
@@ -60,28 +86,26 @@ struct Sums {
   float key_squares;
 };
 
-//! Adds what one vector gives. q*k of two BF16 is exact in FP32, so it may be kept for all tokens.
+//! One vector of everything that the sums are over.
 template <engram_dtype kDtype, int kWidth>
-__device__ void add_vector(Sums& sums, const Pack<Element<kDtype>, kWidth>& hidden,
-                           const Bf16Pack<kWidth>& key, const float (&weights)[kWidth]) {
+struct Operands {
+  Pack<Element<kDtype>, kWidth> hidden;
+  Bf16Pack<kWidth> key;
+  Bf16Pack<kWidth> q_weight;
+  Bf16Pack<kWidth> k_weight;
+};
+
+//! Adds what one vector gives. q*k of two BF16 is exact in FP32.
+template <engram_dtype kDtype, int kWidth>
+__device__ void add_vector(Sums& sums, const Operands<kDtype, kWidth>& operands) {
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const float h = to_float<kDtype>(hidden.elements[i]);
-    const float k = float_from_bf16(key.elements[i]);
-    sums.dot = fmaf(h * k, weights[i], sums.dot);
+    const float h = float_at<kDtype, kWidth>(operands.hidden, i);
+    const float k = bf16_at(operands.key, i);
+    const float weight = bf16_at(operands.q_weight, i) * bf16_at(operands.k_weight, i);
+    sums.dot = fmaf(h * k, weight, sums.dot);
     sums.hidden_squares = fmaf(h, h, sums.hidden_squares);
     sums.key_squares = fmaf(k, k, sums.key_squares);
-  }
-}
-
-template <int kWidth>
-__device__ void load_weights(const uint16_t* q_row, const uint16_t* k_row, int vector,
-                             float (&weights)[kWidth]) {
-  const auto q = load_pack<Bf16Pack<kWidth>>(q_row, vector);
-  const auto k = load_pack<Bf16Pack<kWidth>>(k_row, vector);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    weights[i] = float_from_bf16(q.elements[i]) * float_from_bf16(k.elements[i]);
   }
 }
 
@@ -92,8 +116,8 @@ __device__ void store_vector(Element<kDtype>* out_row, int vector, float gate,
   Pack<Element<kDtype>, kWidth> out;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    out.elements[i] = from_float<kDtype>(
-        fmaf(gate, float_from_bf16(value.elements[i]), to_float<kDtype>(hidden.elements[i])));
+    const float h = float_at<kDtype, kWidth>(hidden, i);
+    set_element<kDtype, kWidth>(out, i, fmaf(gate, bf16_at(value, i), h));
   }
   reinterpret_cast<Pack<Element<kDtype>, kWidth>*>(out_row)[vector] = out;
 }
@@ -106,8 +130,8 @@ __device__ void copy_row(const Type* from, Type* to, int num_vectors) {
 }
 
 //! The block's sums, the same in every thread: warps first, then over the warps in their order.
-//! NOTE: two calls in a row need two buffers; the barrier of the second call frees the first.
-__device__ Sums block_sums(Sums sums, Sums (&warp_sums)[kMaxWarps]) {
+__device__ Sums block_sums(Sums sums) {
+  __shared__ Sums warp_sums[kMaxWarps];
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
     sums.dot += __shfl_xor_sync(kAllLanes, sums.dot, offset);
@@ -125,107 +149,88 @@ __device__ Sums block_sums(Sums sums, Sums (&warp_sums)[kMaxWarps]) {
   return total;
 }
 
-//! A block for one copy of tokens_per_block neighbouring tokens.
+//! A block for one copy of one token. A token's copies are neighbours, so that one reads the value
+//! from memory and the others from the L2.
 //! NOTE: out may be hidden: a thread reads all it writes first, and no other thread's elements.
 template <engram_dtype kDtype, int kWidth>
-__global__ void __launch_bounds__(kMaxThreads)
-    gate_kernel(const __grid_constant__ engram_gate_args args, int tokens_per_block) {
+__global__ void __launch_bounds__(kMaxThreads, kMinBlocks)
+    gate_kernel(const __grid_constant__ engram_gate_args args) {
   using HiddenPack = Pack<Element<kDtype>, kWidth>;
-  __shared__ Sums warp_sums[2][kMaxWarps];
+  constexpr int kCached = kCachedVectors<kDtype>;
 
   // Coordinates
-  const int copy = blockIdx.y;
+  const int64_t token = blockIdx.x / args.hc_mult;
+  const int copy = static_cast<int>(blockIdx.x) % args.hc_mult;
   const int num_vectors = args.hidden_size / kWidth;
   const int num_threads = blockDim.x;
-  const int64_t first_token = row_offset(blockIdx.x, tokens_per_block);
-  const int64_t end_token = min(first_token + tokens_per_block, args.num_tokens);
-
-  // Weights of the vectors that stay in registers
+  const int64_t hidden_offset = row_offset(blockIdx.x, args.hidden_size);
+  const int64_t kv_row = row_offset(token, args.hc_mult + 1);
+  const auto* const hidden_row = static_cast<const Element<kDtype>*>(args.hidden) + hidden_offset;
+  const uint16_t* const key_row = args.kv + row_offset(kv_row + copy, args.hidden_size);
+  const uint16_t* const value_row = args.kv + row_offset(kv_row + args.hc_mult, args.hidden_size);
   const uint16_t* const q_row = args.q_weight + row_offset(copy, args.hidden_size);
   const uint16_t* const k_row = args.k_weight + row_offset(copy, args.hidden_size);
-  float weights[kCachedVectors][kWidth];
-#pragma unroll
-  for (int slot = 0; slot < kCachedVectors; ++slot) {
-    const int vector = threadIdx.x + slot * num_threads;
-    if (vector < num_vectors) load_weights(q_row, k_row, vector, weights[slot]);
+  auto* const out_row = static_cast<Element<kDtype>*>(args.out) + hidden_offset;
+  if (args.token_mask != nullptr && args.token_mask[token] == 0) {
+    copy_row<HiddenPack>(hidden_row, out_row, num_vectors);
+    return;
   }
 
-  int buffer = 0;
-  for (int64_t token = first_token; token < end_token; ++token) {
-    const int64_t hidden_offset =
-        row_offset(row_offset(token, args.hc_mult) + copy, args.hidden_size);
-    const int64_t kv_row = row_offset(token, args.hc_mult + 1);
-    const auto* const hidden_row = static_cast<const Element<kDtype>*>(args.hidden) + hidden_offset;
-    const uint16_t* const key_row = args.kv + row_offset(kv_row + copy, args.hidden_size);
-    const uint16_t* const value_row = args.kv + row_offset(kv_row + args.hc_mult, args.hidden_size);
-    auto* const out_row = static_cast<Element<kDtype>*>(args.out) + hidden_offset;
-    if (args.token_mask != nullptr && args.token_mask[token] == 0) {
-      copy_row<HiddenPack>(hidden_row, out_row, num_vectors);
-      continue;
-    }
-
-    // Load
-    HiddenPack hidden[kCachedVectors];
-    Bf16Pack<kWidth> keys[kCachedVectors];
-    Bf16Pack<kWidth> values[kCachedVectors];
+  // Load
+  const auto load_operands = [&](int vector) {
+    return Operands<kDtype, kWidth>{
+        load_pack<HiddenPack>(hidden_row, vector), load_pack<Bf16Pack<kWidth>>(key_row, vector),
+        load_pack<Bf16Pack<kWidth>>(q_row, vector), load_pack<Bf16Pack<kWidth>>(k_row, vector)};
+  };
+  Operands<kDtype, kWidth> cached[kCached];
+  Bf16Pack<kWidth> values[kCached];
 #pragma unroll
-    for (int slot = 0; slot < kCachedVectors; ++slot) {
-      const int vector = threadIdx.x + slot * num_threads;
-      if (vector >= num_vectors) continue;
-      hidden[slot] = load_pack<HiddenPack>(hidden_row, vector);
-      keys[slot] = load_pack<Bf16Pack<kWidth>>(key_row, vector);
-      values[slot] = load_pack<Bf16Pack<kWidth>>(value_row, vector);
-    }
+  for (int slot = 0; slot < kCached; ++slot) {
+    const int vector = threadIdx.x + slot * num_threads;
+    if (vector >= num_vectors) continue;
+    cached[slot] = load_operands(vector);
+    values[slot] = load_pack<Bf16Pack<kWidth>>(value_row, vector);
+  }
 
-    // Compute
-    Sums sums = {};
+  // Compute
+  Sums sums = {};
 #pragma unroll
-    for (int slot = 0; slot < kCachedVectors; ++slot) {
-      const int vector = threadIdx.x + slot * num_threads;
-      if (vector < num_vectors) {
-        add_vector<kDtype, kWidth>(sums, hidden[slot], keys[slot], weights[slot]);
-      }
-    }
-    const int first_uncached = threadIdx.x + kCachedVectors * num_threads;
+  for (int slot = 0; slot < kCached; ++slot) {
+    const int vector = threadIdx.x + slot * num_threads;
+    if (vector < num_vectors) add_vector(sums, cached[slot]);
+  }
+  const int first_uncached = threadIdx.x + kCached * num_threads;
 #pragma unroll 1
-    for (int vector = first_uncached; vector < num_vectors; vector += num_threads) {
-      float vector_weights[kWidth];
-      load_weights(q_row, k_row, vector, vector_weights);
-      add_vector<kDtype, kWidth>(sums, load_pack<HiddenPack>(hidden_row, vector),
-                                 load_pack<Bf16Pack<kWidth>>(key_row, vector), vector_weights);
-    }
-    const Sums total = block_sums(sums, warp_sums[buffer]);
-    buffer ^= 1;
-    const float gate =
-        gate_value(total.dot, total.hidden_squares, total.key_squares, args.hidden_size, args.eps);
+  for (int vector = first_uncached; vector < num_vectors; vector += num_threads) {
+    add_vector(sums, load_operands(vector));
+  }
+  const Sums total = block_sums(sums);
+  const float gate =
+      gate_value(total.dot, total.hidden_squares, total.key_squares, args.hidden_size, args.eps);
 
-    // Store
+  // Store
 #pragma unroll
-    for (int slot = 0; slot < kCachedVectors; ++slot) {
-      const int vector = threadIdx.x + slot * num_threads;
-      if (vector >= num_vectors) continue;
-      store_vector<kDtype, kWidth>(out_row, vector, gate, hidden[slot], values[slot]);
-    }
+  for (int slot = 0; slot < kCached; ++slot) {
+    const int vector = threadIdx.x + slot * num_threads;
+    if (vector >= num_vectors) continue;
+    store_vector<kDtype, kWidth>(out_row, vector, gate, cached[slot].hidden, values[slot]);
+  }
 #pragma unroll 1
-    for (int vector = first_uncached; vector < num_vectors; vector += num_threads) {
-      store_vector<kDtype, kWidth>(out_row, vector, gate, load_pack<HiddenPack>(hidden_row, vector),
-                                   load_pack<Bf16Pack<kWidth>>(value_row, vector));
-    }
+  for (int vector = first_uncached; vector < num_vectors; vector += num_threads) {
+    store_vector<kDtype, kWidth>(out_row, vector, gate, load_pack<HiddenPack>(hidden_row, vector),
+                                 load_pack<Bf16Pack<kWidth>>(value_row, vector));
   }
 }
 
 template <engram_dtype kDtype, int kWidth>
 cudaError_t launch_gate(const engram_gate_args& args, cudaStream_t stream) {
   const int num_vectors = args.hidden_size / kWidth;
-  const int64_t num_warps = ceil_div(num_vectors, kCachedVectors * kWarpSize);
+  const int64_t num_warps = ceil_div(num_vectors, kCachedVectors<kDtype> * kWarpSize);
   const int num_threads = static_cast<int>(std::min<int64_t>(num_warps, kMaxWarps)) * kWarpSize;
-  // Neighbouring tokens share a block's weights once there are blocks for every SM.
-  const int tokens_per_block =
-      static_cast<int>(std::clamp<int64_t>(args.num_tokens / kFullDevice, 1, kMaxTokensPerBlock));
-  const dim3 grid(static_cast<unsigned>(ceil_div(args.num_tokens, tokens_per_block)),
-                  static_cast<unsigned>(args.hc_mult));
-  return launch(gate_kernel<kDtype, kWidth>, grid, dim3(num_threads), stream, args,
-                tokens_per_block);
+  const int64_t num_blocks = row_offset(args.num_tokens, args.hc_mult);
+  if (num_blocks > kMaxGridBlocks) return cudaErrorInvalidConfiguration;
+  return launch(gate_kernel<kDtype, kWidth>, dim3(static_cast<unsigned>(num_blocks)),
+                dim3(num_threads), stream, args);
 }
 
 //! Vectors where every row starts at an address for them, else element by element.

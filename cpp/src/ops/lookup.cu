@@ -3,6 +3,7 @@
 #include "engram/layout.h"
 #include "engram/ops.h"
 #include "launch.cuh"
+#include "ptx.cuh"
 #include "rows.cuh"
 
 namespace engram {
@@ -17,6 +18,10 @@ constexpr int kTokensInFlight = 4;
 //! rows (264 bytes for 256 values) keep their alignment.
 template <engram_row_form kForm>
 constexpr int kChunkBytes = kForm == ENGRAM_ROWS_BF16 || kForm == ENGRAM_ROWS_PACKED ? 8 : 16;
+
+//! Blocks of an SM at the fewest: small chunks take fewer registers.
+template <engram_row_form kForm>
+constexpr int kMinBlocks = kChunkBytes<kForm> == 8 ? 6 : kRowBlocksPerSm;
 
 //! Row of the table, or kNoRow: any id, also one of an uninitialised array, reads inside the table.
 __device__ int64_t table_row(const engram_lookup_args& args, int64_t token, int column) {
@@ -38,10 +43,8 @@ __device__ void store_chunk(const engram_lookup_args& args, int64_t token, int c
   auto* const bytes = static_cast<uint8_t*>(args.out);
 
   if constexpr (kForm == ENGRAM_ROWS_BF16) {
-    const uint2 low = bf16x4_from_fp8(values.x, scale);
-    const uint2 high = bf16x4_from_fp8(values.y, scale);
     auto* const to = static_cast<uint16_t*>(args.out) + row_offset(out_row, args.head_dim);
-    *reinterpret_cast<uint4*>(to + chunk * kBytes) = make_uint4(low.x, low.y, high.x, high.y);
+    *reinterpret_cast<uint4*>(to + chunk * kBytes) = bf16x8_from_fp8(values, scale);
   } else if constexpr (kForm == ENGRAM_ROWS_PACKED) {
     uint8_t* const to = bytes + row_offset(out_row, packed_row_bytes(args.head_dim));
     store_bytes(to + chunk * kBytes, values, values_aligned);
@@ -64,7 +67,7 @@ __device__ void store_chunk(const engram_lookup_args& args, int64_t token, int c
 
 //! num_out_tokens: args.num_tokens, or in F8_128x4 order the rows of the scales' tiles.
 template <engram_row_form kForm, int kTokens>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
+__global__ void __launch_bounds__(kRowThreads, kMinBlocks<kForm>)
     lookup_kernel(const __grid_constant__ engram_lookup_args args, int64_t num_out_tokens,
                   bool values_aligned) {
   constexpr int kBytes = kChunkBytes<kForm>;
@@ -92,9 +95,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
       scales[i] = 0;
       if (rows[i] == kNoRow) continue;
       const uint8_t* const row = args.values + row_offset(rows[i], args.head_dim);
-      values[i] = __ldg(reinterpret_cast<const Vector*>(row + chunk * kBytes));
-      scales[i] = __ldg(args.scales + row_offset(rows[i], scales_per_row(args.head_dim)) +
-                        chunk * kBytes / kScaleBlock);
+      values[i] = load_once(reinterpret_cast<const Vector*>(row + chunk * kBytes));
+      scales[i] = load_once(args.scales + row_offset(rows[i], scales_per_row(args.head_dim)) +
+                            chunk * kBytes / kScaleBlock);
     }
 
     // Convert and store

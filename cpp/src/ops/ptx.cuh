@@ -9,6 +9,33 @@
 
 namespace engram {
 
+//! Starts to bring what lies at a global address towards this multiprocessor.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" : : "l"(address));
+}
+
+//! Loads of read-only memory that no thread reads again: nothing stays in the L1, and the L2 evicts
+//! it first.
+__device__ __forceinline__ uint8_t load_once(const uint8_t* from) {
+  uint32_t value;
+  asm volatile("ld.global.nc.L1::no_allocate.u8 %0, [%1];" : "=r"(value) : "l"(from));
+  return static_cast<uint8_t>(value);
+}
+__device__ __forceinline__ uint2 load_once(const uint2* from) {
+  uint2 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(from));
+  return value;
+}
+__device__ __forceinline__ uint4 load_once(const uint4* from) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from));
+  return value;
+}
+
 //! Four 8x8 matrices of BF16 from shared memory: lanes 8i..8i+7 pass the 16-byte rows of matrix i.
 //! Lane l receives elements 2*(l%4) and +1 of row l/4 of each.
 __device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], const __nv_bfloat16* row) {
