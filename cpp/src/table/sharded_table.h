@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file sharded_table.h
+//! device_sharded: arrays as one address range on the GPU of every rank, their bytes spread over
+//! the memory of all of those GPUs. Kernels read them like any other array.
+//!
+//!     const PeerGpus gpus(group, device, part_bytes);        // collective, before anything else
+//!     ShardedArray values(group, gpus, parts, "engram_1 values");                   // collective
+//!     group.exchange("load", [&](Group::Work& work) { values.load(...); ... });
+//!
+//! Collective: every rank of the group calls it, in the same order and with equal arguments but for
+//! `device`; the Error of one rank is thrown on all of them. After the last collective call nothing
+//! here needs the other ranks: a rank that ends takes no memory from those that still map it.
+//! In a build without CUDA all of it throws Error (ENGRAM_CUDA_UNAVAILABLE).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "table/parts.h"
+
+namespace engram {
+
+class Group;
+struct Source;
+
+//! The GPUs that the ranks of a group hold their parts on, each able to read the others' memory.
+//! Ranks may share a GPU, and may see (CUDA_VISIBLE_DEVICES) no other GPU than their own.
+class PeerGpus {
+ public:
+  //! Collective. `device` is this rank's GPU (an ordinal of this process), `part_bytes` what this
+  //! rank is about to allocate: the sum of parts.part_bytes(rank) over all arrays. Refused:
+  //! a rank with no such GPU or with a driver that shares no GPU memory by descriptors; a pair of
+  //! GPUs of which one cannot read the other's memory, tried with a granule of each (the Error
+  //! has both PCI bus ids); a GPU with less free memory than its ranks' parts need.
+  PeerGpus(Group& group, int device, int64_t part_bytes);
+
+  int device() const { return device_; }
+  //! PCI bus ids, "0000:1b:00.0", by rank.
+  const std::vector<std::string>& bus_ids() const { return bus_ids_; }
+
+ private:
+  int device_;
+  std::vector<std::string> bus_ids_;
+};
+
+//! One array. Move-only; its end unmaps it here, and frees the memory that nobody else maps.
+class ShardedArray {
+ public:
+  //! Collective. Allocates this rank's part and maps all parts. `label` names the array in errors.
+  ShardedArray(Group& group, const PeerGpus& gpus, Parts parts, std::string label);
+  ~ShardedArray();
+  ShardedArray(ShardedArray&&) noexcept;
+  ShardedArray& operator=(ShardedArray&&) noexcept;
+
+  //! Fills this rank's part; not collective, so that one exchange may fill many arrays. Other
+  //! ranks' parts are there once that exchange is over.
+  //! first_byte: where in the source the array's byte 0 is (0 but for the heads layout).
+  //! verify: checks every block that the part touches against source.block_sums.
+  //! add_bytes: told what is done, from any thread; in total parts.filled_bytes(rank).
+  void load(const Source& source, int64_t first_byte, bool verify,
+            const std::function<bool()>& cancelled, const std::function<void(int64_t)>& add_bytes);
+
+  //! Address for kernels of `device`, the rank's GPU or another of this process that can read all
+  //! of the group's GPUs. Thread-safe; lives as long as this object.
+  const uint8_t* on_device(int device);
+
+  const Parts& parts() const;
+
+ private:
+  class Mapping;
+  std::unique_ptr<Mapping> mapping_;
+};
+
+}  // namespace engram
