@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace engram {
 
@@ -25,6 +26,7 @@ struct FileRange {
   std::string file;
   int64_t offset = 0;
   int64_t num_bytes = 0;
+  std::vector<std::string> block_sums = {};  //!< XXH3-128 of each 64 MiB, in hex; may be empty
 };
 
 //! What a store says about one layer's table.

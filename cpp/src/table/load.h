@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file load.h
+//! Fills memory with a table's arrays, by several threads of several processes.
+//!
+//! A block is 64 MiB of an array, counted from its beginning; the last one is shorter. The blocks
+//! of all arrays form one sequence, in the arrays' order, and block i of it is loaded by share i %
+//! shares, so that the shares are equal to one block. builder/block_sums.py cuts and sums the same
+//! way.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engram/table.h"
+#include "table/formula.h"
+#include "table/store_file.h"
+
+namespace engram {
+
+constexpr int64_t kBlockBytes = 64 << 20;
+
+//! Where an array's bytes come from.
+struct Source {
+  std::string name;  //!< for errors: "engram.1.values"
+  FileRange file;    //!< num_bytes is the array's size; block_sums may be empty
+  //! Fill by this formula instead: the file is not opened and need not exist.
+  std::optional<FormulaKey> formula;
+};
+
+//! Memory for one array.
+struct LoadTarget {
+  uint8_t* data = nullptr;  //!< null: its blocks are read and verified, and kept nowhere
+  int64_t num_bytes = 0;    //!< at least the source's
+  const Source* source = nullptr;
+};
+
+//! An open source: ranges of an array, wherever they come from. Thread-safe.
+class SourceReader {
+ public:
+  //! Throws Error for a file that cannot be read or ends before the source's range does.
+  explicit SourceReader(const Source& source);
+
+  const Source& source() const { return source_; }
+  //! Of the open file; none where a formula fills.
+  const FileStamp* stamp() const;
+
+  //! Writes bytes [begin, begin + num_bytes) of the array to `to` on the calling thread. Throws
+  //! Error.
+  void read(uint8_t* to, int64_t begin, int64_t num_bytes) const;
+  //! The same by num_threads threads (0: loader_threads(1)), which stop between pieces of 4 MiB
+  //! once `cancelled` (may be empty), called on any of them, is true; that is an Error.
+  void read_parallel(uint8_t* to, int64_t begin, int64_t num_bytes, int num_threads,
+                     const std::function<bool()>& cancelled) const;
+
+ private:
+  Source source_;
+  std::unique_ptr<const StoreFile> file_;
+};
+
+//! XXH3-128 of bytes, as 32 hex digits.
+std::string block_sum(const uint8_t* bytes, int64_t num_bytes);
+
+//! Throws Error, "FILE: block 3 of NAME (bytes A to B): expected sum X, found Y" with A and B
+//! places in the file, unless a whole block has the sum that the source says. Throws too where the
+//! source has no sum for it.
+void check_block(const Source& source, int64_t block_idx, const std::string& found_sum);
+
+//! Threads by which each of `shares` processes of this machine reads: 4 to 16, about two for each
+//! CPU in all.
+int loader_threads(int shares);
+
+struct LoadOptions {
+  int share = 0;  //!< 0 to shares - 1
+  int shares = 1;
+  //! Compare each block with its sum. Sources by formula have none and pass; a file with none is
+  //! an Error before anything is read.
+  bool verify = false;
+  int num_threads = 0;  //!< 0: loader_threads(shares)
+  //! Both may be empty, and are called on any of the threads. Once `cancelled` is true, what runs
+  //! ends within a piece of 4 MiB for each thread; that is an Error ("loading was cancelled").
+  std::function<bool()> cancelled;
+  std::function<void(int64_t)> add_bytes;  //!< bytes that have been loaded since the last call
+};
+
+class Loader {
+ public:
+  //! Opens the sources' files; Errors as SourceReader's. The files stay open with this object.
+  explicit Loader(const std::vector<const Source*>& sources);
+
+  //! What the open files are, one entry for each file, by name. For ranks to compare.
+  std::vector<FileStamp> stamps() const;
+
+  //! Loads this share of the targets' blocks; each target's source is one of the constructor's.
+  //! Errors are those of the file system, a bad block's, or that it was cancelled; the targets then
+  //! hold anything. Once the threads have ended, the first one is thrown.
+  void run(const std::vector<LoadTarget>& targets, const LoadOptions& options) const;
+
+  //! Throws Error where a file is not what it was when it was opened. To be called once every share
+  //! has run: a share's bytes are those of one state of the store only then.
+  void check_unchanged() const;
+
+ private:
+  std::vector<std::unique_ptr<const SourceReader>> readers_;
+};
+
+//! Bytes that a share of such sources comes to.
+int64_t share_bytes(const std::vector<const Source*>& sources, int share, int shares);
+
+}  // namespace engram
