@@ -49,6 +49,10 @@ class StoreFile {
   void read(uint8_t* to, int64_t num_bytes, int64_t offset) const;
 
   static constexpr int64_t kPieceBytes = 4 << 20;
+
+ private:
+  File file_;
+  FileStamp stamp_;
 };
 
 }  // namespace engram
