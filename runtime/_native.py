@@ -8,8 +8,10 @@ calling thread's own, so every function may be used from several threads at once
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
+import logging
 import os
 import threading
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
@@ -144,6 +146,8 @@ class GateArgs(ctypes.Structure):
 
 OpArgs = HashArgs | LookupArgs | StageArgs | ProjectArgs | GateArgs
 
+LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p)
+
 _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     "engram_hash": (c_int32, [POINTER(HashArgs), POINTER(Exec)]),
     "engram_lookup": (c_int32, [POINTER(LookupArgs), POINTER(Exec)]),
@@ -159,9 +163,15 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "engram_table_bind": (c_int32, [c_char_p, c_char_p, c_char_p]),
     "engram_table_bind_file": (c_int32, [c_char_p]),
+    "engram_table_progress": (c_int32, [POINTER(c_int64), POINTER(c_int64)]),
+    "engram_table_cancel": (c_int32, []),
     "engram_table_unbind": (c_int32, [c_char_p]),
     "engram_table_view": (c_int32, [c_char_p, c_int32, POINTER(LookupArgs)]),
+    "engram_table_host_view": (c_int32, [c_char_p, POINTER(LookupArgs)]),
     "engram_table_describe": (c_int32, [c_char_p, c_size_t, POINTER(c_size_t)]),
+    "engram_tables_serve": (c_int32, [c_char_p, c_char_p, c_char_p, c_char_p, c_char_p]),
+    "engram_tables_stop": (c_int32, []),
+    "engram_set_log": (c_int32, [LogFunction]),
 }
 _OP_SYMBOLS: dict[type, str] = {
     HashArgs: "engram_hash",
@@ -171,6 +181,7 @@ _OP_SYMBOLS: dict[type, str] = {
     GateArgs: "engram_gate",
 }
 
+_logger = logging.getLogger("trtllm_engram")
 _library: ctypes.CDLL | None = None
 _library_lock = threading.Lock()
 
@@ -193,7 +204,15 @@ def _open(path: str) -> ctypes.CDLL:
             raise EngramError(f"{path}: expected the symbol {name}, found none") from None
         function.restype = result
         function.argtypes = arguments
+    library.engram_set_log(_log_message)
+    # Threads of the library may outlive the interpreter that a message would be brought to.
+    atexit.register(library.engram_set_log, LogFunction())
     return library
+
+
+@LogFunction
+def _log_message(level: int, text: bytes) -> None:
+    _logger.log(level, "%s", text.decode("utf-8", "replace"))
 
 
 def run(op: str, args: OpArgs, where: Exec) -> None:
@@ -244,6 +263,21 @@ def bind_tables_file(path: str) -> None:
     _check(library, "tables", library.engram_table_bind_file(_text("tables", path)))
 
 
+def table_progress() -> tuple[int, int]:
+    """engram_table_progress: (done, total) bytes of the bind or serve call under way."""
+    library = load()
+    done, total = c_int64(), c_int64()
+    status = library.engram_table_progress(ctypes.byref(done), ctypes.byref(total))
+    _check(library, "tables", status)
+    return done.value, total.value
+
+
+def cancel_tables() -> None:
+    """engram_table_cancel: the bind call under way fails on all ranks."""
+    library = load()
+    _check(library, "tables", library.engram_table_cancel())
+
+
 def unbind_table(name: str) -> None:
     library = load()
     _check(library, "tables", library.engram_table_unbind(_text("tables", name)))
@@ -254,6 +288,15 @@ def table_view(name: str, device: int) -> LookupArgs:
     library = load()
     args = LookupArgs()
     status = library.engram_table_view(_text("tables", name), device, ctypes.byref(args))
+    _check(library, "tables", status)
+    return args
+
+
+def table_host_view(name: str) -> LookupArgs:
+    """engram_table_host_view: the same for a lookup on the CPU."""
+    library = load()
+    args = LookupArgs()
+    status = library.engram_table_host_view(_text("tables", name), ctypes.byref(args))
     _check(library, "tables", status)
     return args
 
@@ -270,6 +313,19 @@ def describe_tables() -> dict[str, dict[str, Any]]:
         _check(library, "tables", status)
     described: dict[str, dict[str, Any]] = json.loads(buffer.value)
     return described
+
+
+def serve_tables(toml: str, folder: str, where: str, name: str, socket: str) -> None:
+    """engram_tables_serve: returns after stop_serving() in another thread."""
+    library = load()
+    texts = [_text("tables", part) for part in (toml, folder, where, name, socket)]
+    _check(library, "tables", library.engram_tables_serve(*texts))
+
+
+def stop_serving() -> None:
+    """engram_tables_stop: the serve call of this process ends."""
+    library = load()
+    _check(library, "tables", library.engram_tables_stop())
 
 
 def _text(where: str, text: str) -> bytes:

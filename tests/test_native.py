@@ -26,6 +26,7 @@ CTYPES = {
     "size_t": ctypes.c_size_t,
     "float": ctypes.c_float,
     "engram_status": ctypes.c_int32,
+    "engram_log_function": _native.LogFunction,
 }
 STRUCTS = {
     "engram_exec": _native.Exec,

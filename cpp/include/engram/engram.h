@@ -197,11 +197,21 @@ ENGRAM_API engram_status engram_bench_read_blocks(const uint8_t* base, const int
  *  first looked for. Thread-safe. */
 
 /*! Binds every [tables.NAME] of a TOML text, or none. Relative paths are relative to `folder`;
- *  `where` names the text in errors. Host memory is filled before this returns. */
+ *  `where` names the text in errors. Host memory is filled before this returns. With more than one
+ *  rank in [group] (or in the launcher's variables where there is none), all ranks of the node bind
+ *  together: any rank's failure, death or silence is every rank's error and leaves nothing. */
 ENGRAM_API engram_status engram_table_bind(const char* toml, const char* folder, const char* where);
 
 /*! The same for a file, which only its owner (this user or root) may be able to write. */
 ENGRAM_API engram_status engram_table_bind_file(const char* path);
+
+/*! Bytes that the bind or serve call under way has loaded and has to load, over all ranks of its
+ *  group; both 0 where none runs, or none has got so far. */
+ENGRAM_API engram_status engram_table_progress(int64_t* done, int64_t* total);
+
+/*! Makes the bind call under way (or the loading of a serve call) fail on all ranks; where none
+ *  runs, nothing. Returns at once; may be called in a signal handler. */
+ENGRAM_API engram_status engram_table_cancel(void);
 
 /*! Frees a name; the memory goes with the last engine that uses the table. */
 ENGRAM_API engram_status engram_table_unbind(const char* name);
@@ -211,10 +221,39 @@ ENGRAM_API engram_status engram_table_unbind(const char* name);
 ENGRAM_API engram_status engram_table_view(const char* name, int32_t device,
                                            engram_lookup_args* args);
 
+/*! The same for lookups on this CPU; a table that is not in host memory whole is refused. */
+ENGRAM_API engram_status engram_table_host_view(const char* name, engram_lookup_args* args);
+
 /*! Writes a JSON object {name: {store, layer, fingerprint, content_id, num_rows, num_columns,
- *  head_dim, placement, scales}} with its zero into text[capacity]; *size is the bytes it needs,
- *  and nothing is written if they are more. */
+ *  head_dim, placement, scales, memory, pages, numa, num_bytes, huge_bytes, rank, size, keeper,
+ *  since, load_seconds, registered_seconds}} with its zero into text[capacity]; *size is the bytes
+ *  it needs, and nothing is written if they are more.
+ *
+ *  num_bytes is what this rank's arrays take in host and GPU memory; memory (the kind that the
+ *  ranks agreed on), pages, numa and huge_bytes (of host memory, on pages of 2 MiB) are null where
+ *  nothing is in host memory; keeper is the name of the process that holds the memory, or null;
+ *  since is in seconds since 1970; registered_seconds is null where no GPU reads the memory. */
 ENGRAM_API engram_status engram_table_describe(char* text, size_t capacity, size_t* size);
+
+/*! Loads the tables of a TOML text into host memory and hands them to processes of this user that
+ *  bind with memory = "keeper", until engram_tables_stop(). `name` is what they call this keeper;
+ *  `socket`, unless empty, is a path to listen at in place of an abstract socket. What was handed
+ *  out lives on in who has it. */
+ENGRAM_API engram_status engram_tables_serve(const char* toml, const char* folder,
+                                             const char* where, const char* name,
+                                             const char* socket);
+
+/*! Ends the serve call of this process, if any. Returns at once; may be called in a signal
+ *  handler. */
+ENGRAM_API engram_status engram_tables_stop(void);
+
+/*! Takes messages of the library from any of its threads: level 10 debug, 20 info, 30 warning, 40
+ *  error. It must not call back into the library. */
+typedef void (*engram_log_function)(int32_t level, const char* text);
+
+/*! Sets where messages go; NULL: warnings and errors to stderr, as at the beginning. Once this
+ *  returns, the function before is called no more. */
+ENGRAM_API engram_status engram_set_log(engram_log_function log);
 
 /*! Registers the plugins with the TensorRT that this process has loaded. Needed only where this
  *  library was loaded before TensorRT; repeating it does no harm. */

@@ -3,6 +3,7 @@
 //! Named tables: one registry a process. Plans hold names; here names get rows to read.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -64,6 +65,15 @@ class TableArray {
   virtual ~TableArray() = default;
   //! Address for kernels of `device`; loads what is not there yet. Throws Error.
   virtual const uint8_t* on_device(int device) = 0;
+  //! Address for this CPU; null where the memory is a GPU's.
+  virtual const uint8_t* on_host() = 0;
+};
+
+//! What a bind call that runs says to other threads, and is told by them.
+struct LoadProgress {
+  std::atomic<int64_t> done{0};  //!< bytes, over all ranks
+  std::atomic<int64_t> total{0};
+  std::atomic<bool> cancelled{false};
 };
 
 class Table {
@@ -75,6 +85,8 @@ class Table {
   const TableOptions& options() const { return options_; }
   //! Thread-safe; the pointers live as long as this object.
   TableView view(int device) const;
+  //! For this CPU. Throws Error where the arrays are not in host memory.
+  TableView host_view() const;
 
  private:
   TableOptions options_;
@@ -95,6 +107,8 @@ class TableRegistry {
   std::shared_ptr<const Table> find(const std::string& name);
   //! The same, but throws Error, naming what was looked for and what there is.
   std::shared_ptr<const Table> require(const std::string& name);
+  //! Of the bind call that runs, if any.
+  LoadProgress& progress() { return progress_; }
   //! Names and their tables now.
   std::map<std::string, std::shared_ptr<const Table>> tables() const;
 
@@ -103,6 +117,7 @@ class TableRegistry {
   void load(const std::map<std::string, TableOptions>& tables);
   void bind_environment();
 
+  LoadProgress progress_;
   mutable std::mutex mutex_;
   //! Held while tables load, which takes minutes; other names are found meanwhile.
   std::mutex loading_mutex_;

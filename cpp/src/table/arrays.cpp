@@ -77,6 +77,8 @@ class HostArray final : public TableArray {
 #endif
   }
 
+  const uint8_t* on_host() override { return bytes_.get(); }
+
  private:
   size_t num_bytes_;
   std::unique_ptr<uint8_t, Unmap> bytes_;
@@ -167,6 +169,8 @@ class DeviceArray final : public TableArray {
     }
     return copy.get();
   }
+
+  const uint8_t* on_host() override { return nullptr; }
 
  private:
   FileRange range_;

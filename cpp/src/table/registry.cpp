@@ -25,6 +25,14 @@ TableView Table::view(int device) const {
   return {values_->on_device(device), scales_->on_device(device)};
 }
 
+TableView Table::host_view() const {
+  const TableView view{values_->on_host(), scales_->on_host()};
+  ENGRAM_CHECK(view.values != nullptr && view.scales != nullptr, options_.store, " layer ",
+               info_.layer, ": expected a table in host memory, found placement ",
+               placement_name(options_.placement), " and scales ", placement_name(options_.scales));
+  return view;
+}
+
 TableRegistry& TableRegistry::instance() {
   require_first_copy();
   // Never destroyed: engines that are torn down while the process exits still hold tables.

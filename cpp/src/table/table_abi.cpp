@@ -6,8 +6,22 @@
 #include "engram/table.h"
 #include "guard.h"
 #include "nlohmann/json.hpp"
+#include "table/log.h"
 
 using namespace engram;
+
+namespace {
+
+void fill(const TableView& view, const TableInfo& info, engram_lookup_args* args) {
+  args->values = view.values;
+  args->scales = view.scales;
+  args->first_row = 0;
+  args->num_rows = info.num_rows;
+  args->num_columns = info.num_columns;
+  args->head_dim = info.head_dim;
+}
+
+}  // namespace
 
 engram_status engram_table_bind(const char* toml, const char* folder, const char* where) {
   return guard([&] {
@@ -25,6 +39,20 @@ engram_status engram_table_bind_file(const char* path) {
   });
 }
 
+engram_status engram_table_progress(int64_t* done, int64_t* total) {
+  return guard([&] {
+    check_array(done, "done");
+    check_array(total, "total");
+    const LoadProgress& progress = TableRegistry::instance().progress();
+    *total = progress.total.load();
+    *done = progress.done.load();
+  });
+}
+
+engram_status engram_table_cancel() {
+  return guard([] { TableRegistry::instance().progress().cancelled.store(true); });
+}
+
 engram_status engram_table_unbind(const char* name) {
   return guard([&] {
     check_array(name, "name");
@@ -37,13 +65,16 @@ engram_status engram_table_view(const char* name, int32_t device, engram_lookup_
     check_array(name, "name");
     check_array(args, "args");
     const auto table = TableRegistry::instance().require(name);
-    const TableView view = table->view(device);
-    args->values = view.values;
-    args->scales = view.scales;
-    args->first_row = 0;
-    args->num_rows = table->info().num_rows;
-    args->num_columns = table->info().num_columns;
-    args->head_dim = table->info().head_dim;
+    fill(table->view(device), table->info(), args);
+  });
+}
+
+engram_status engram_table_host_view(const char* name, engram_lookup_args* args) {
+  return guard([&] {
+    check_array(name, "name");
+    check_array(args, "args");
+    const auto table = TableRegistry::instance().require(name);
+    fill(table->host_view(), table->info(), args);
   });
 }
 
@@ -69,4 +100,24 @@ engram_status engram_table_describe(char* text, size_t capacity, size_t* size) {
     *size = json.size() + 1;
     if (text != nullptr && *size <= capacity) std::memcpy(text, json.c_str(), *size);
   });
+}
+
+engram_status engram_tables_serve(const char* toml, const char* folder, const char* where,
+                                  const char* name, const char* socket) {
+  return guard([&] {
+    check_array(toml, "toml");
+    check_array(folder, "folder");
+    check_array(where, "where");
+    check_array(name, "name");
+    check_array(socket, "socket");
+    throw Error(ENGRAM_INTERNAL_ERROR, "serving tables is not there yet");
+  });
+}
+
+engram_status engram_tables_stop() {
+  return guard([] {});
+}
+
+engram_status engram_set_log(engram_log_function function) {
+  return guard([&] { set_log(function); });
 }
