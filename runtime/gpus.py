@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 
 _COMPUTE_MAJOR, _COMPUTE_MINOR, _SM_COUNT = 75, 76, 16  # CUdevice_attribute
@@ -53,6 +54,29 @@ def probe_driver(libcuda: str = "libcuda.so.1", libnvml: str = "libnvidia-ml.so.
     cuda.cuDeviceGetCount(ctypes.byref(count))
     gpus = tuple(_describe(cuda, nvml, index) for index in range(count.value))
     return Driver(driver.version, driver.cuda_version, gpus)
+
+
+def current_context(libcuda: str = "libcuda.so.1") -> int | None:
+    """This thread's CUDA context, None where it has none. Loads no driver."""
+    cuda = _loaded(libcuda)
+    context = ctypes.c_void_p()
+    if cuda is None or cuda.cuCtxGetCurrent(ctypes.byref(context)) != 0:
+        return None
+    return context.value
+
+
+def use_context(context: int | None, libcuda: str = "libcuda.so.1") -> None:
+    """Makes another thread's context this thread's, and with it that thread's choice of a GPU."""
+    cuda = _loaded(libcuda)
+    if context is not None and cuda is not None:
+        cuda.cuCtxSetCurrent(ctypes.c_void_p(context))
+
+
+def _loaded(name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
 
 
 def _with_error(driver: Driver, error: str) -> Driver:

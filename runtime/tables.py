@@ -14,21 +14,34 @@ thread. TRTLLM_ENGRAM_TABLES=file.toml binds them in processes with no Python; i
     store = "store"          # relative to the file
     layer = 1
     placement = "device"
+
+The processes of a node share host tables: all bind at the same time, as group.py's Group or their
+launcher's variables say, and whatever fails on one of them fails on all.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import os
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
+from trtllm_engram.builder.block_sums import Progress
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.plugins.errors import InputError
 
-from . import _native
+from . import _native, ops
+from .arrays import Array
+from .cancellable import run_cancellable
+from .group import Group
+from .row import num_blocks
 from .store import Store
 
 # Held from the first look at the registry's names to the last, where names are told by difference.
@@ -37,28 +50,40 @@ _binding = threading.Lock()
 
 class Tables:
     """The tables that this object has bound; close(), or the end of a `with`, frees their names.
-    Engines that run keep their tables' memory until they are gone."""
+    Engines that run keep their tables' memory until they are gone.
 
-    def __init__(self) -> None:
+    Args:
+        group: the processes that share the tables; default: as the launcher's variables say.
+        progress: called with the bytes that all ranks have loaded and those that there are.
+    """
+
+    def __init__(self, group: Group | None = None, progress: Progress | None = None) -> None:
+        self._group = group
+        self._progress = progress
         self._names: list[str] = []
 
     @classmethod
-    def from_toml(cls, path: str | os.PathLike[str]) -> Tables:
-        """Binds every table of a TOML file, or none."""
-        tables = cls()
-        with _binding:
-            before = set(_native.describe_tables())
-            _native.bind_tables_file(os.fspath(path))
-            tables._names = [name for name in _native.describe_tables() if name not in before]
+    def from_toml(cls, path: str | os.PathLike[str], *, progress: Progress | None = None) -> Tables:
+        """Binds every table of a TOML file, whose [group] says who shares them, or none."""
+        tables = cls(progress=progress)
+        tables._load(lambda: _native.bind_tables_file(os.fspath(path)), None)
         return tables
 
     @classmethod
-    def of_store(cls, store: Store, **options: str) -> Tables:
-        """Binds each layer of a store to the name that engines know it by unless told another."""
-        tables = cls()
-        tables._bind(
+    def of_store(
+        cls,
+        store: Store,
+        *,
+        group: Group | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Tables:
+        """Binds each layer of a store to the name that engines know it by unless told another.
+        `options` are bind's."""
+        tables = cls(group, progress)
+        tables.bind_all(
             {
-                table_name(layer_id): _keys(store, layer_id, options)
+                table_name(layer_id): {"store": store, "layer": layer_id, **options}
                 for layer_id in store.config.layer_ids
             }
         )
@@ -72,31 +97,54 @@ class Tables:
         layer: int,
         placement: str = "host",
         scales: str = "with_rows",
+        memory: str | None = None,
+        pages: str | None = None,
+        numa: str | None = None,
+        verify: bool | None = None,
+        formula_seed: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         expect_content: str | None = None,
     ) -> None:
-        """Binds a name to a layer's table; host memory is filled before this returns.
+        """Binds a name to a layer's table; host memory is filled before this returns. All ranks of
+        the group call this together; a failure or Ctrl-C on one is an error on all.
 
         Args:
             store: a store's folder, or an open store.
             layer: the model's number of the layer.
-            placement: "host" (pinned memory that GPUs read in place) or "device".
+            placement: "host" (pinned memory that GPUs read in place), "device" or
+                "device_sharded" (each rank's GPU holds a part, all read all).
             scales: "with_rows" or "device".
+            memory: of host tables: "memfd" (default), "shm", "cumem", "private", or "keeper": what
+                a process of `tables serve` holds.
+            pages: "auto" (default), "4k" or "2m" (reserved huge pages).
+            numa: "default", "local", "interleave", "node:N" or "gpu" (a copy on each GPU's node).
+            verify: check the bytes that are loaded against the store's sums.
+            formula_seed: fill the table by the formula of `synthesize` instead of from files.
             checkpoint: where the store's checkpoint lies now, if it was moved.
             expect_content: refuse a table of another content id.
         """
-        options: dict[str, Any] = {"placement": placement, "scales": scales}
-        if checkpoint is not None:
-            options["checkpoint"] = str(Path(checkpoint).absolute())
-        if expect_content is not None:
-            options["expect_content"] = expect_content
-        self._bind({name: _keys(store, layer, options)})
+        options = {
+            "placement": placement,
+            "scales": scales,
+            "memory": memory,
+            "pages": pages,
+            "numa": numa,
+            "verify": verify,
+            "formula_seed": formula_seed,
+            "checkpoint": checkpoint,
+            "expect_content": expect_content,
+        }
+        self.bind_all({name: {"store": store, "layer": layer, **options}})
+
+    def bind_all(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        """Binds several names at once, or none: bind's arguments by name. Ranks that share more
+        than one table meet once for all."""
+        text = to_toml({name: table_keys(**keys) for name, keys in tables.items()}, self._group)
+        self._load(lambda: _native.bind_tables(text, str(Path.cwd()), "Tables.bind"), list(tables))
 
     def unbind(self, name: str) -> None:
         """Frees one name of this object's."""
-        if name not in self._names:
-            known = ", ".join(self._names) or "none"
-            raise InputError(f"table {name!r}: expected a name bound here, found {known}")
+        self._check_own(name)
         _native.unbind_table(name)
         self._names.remove(name)
 
@@ -106,9 +154,27 @@ class Tables:
             _native.unbind_table(self._names[-1])
             self._names.pop()
 
+    def lookup(self, name: str, ids: Array, *, out: Array | None = None) -> Any:
+        """ops.lookup on the CPU of rows that lie in host memory, of a name of this object's."""
+        self._check_own(name)
+        args = _native.table_host_view(name)
+        arrays = (
+            np.frombuffer(
+                (ctypes.c_uint8 * (args.num_rows * width)).from_address(address), np.uint8
+            )
+            for address, width in (
+                (args.values, args.head_dim),
+                (args.scales, num_blocks(args.head_dim)),
+            )
+        )
+        values, scales = (array.reshape(args.num_rows, -1) for array in arrays)
+        return ops.lookup(values, scales, ids, out=out)
+
     def describe(self) -> dict[str, dict[str, Any]]:
         """What each name of this object's is: store, layer, fingerprint, content_id, num_rows,
-        num_columns, head_dim, placement, scales."""
+        num_columns, head_dim, placement, scales, and what this rank has of it: memory, pages,
+        numa, num_bytes, huge_bytes, rank, size, keeper, since, load_seconds, registered_seconds
+        (engram.h says of each what it is)."""
         everything = describe_tables()
         return {name: everything[name] for name in self._names if name in everything}
 
@@ -123,10 +189,27 @@ class Tables:
     ) -> None:
         self.close()
 
-    def _bind(self, tables: dict[str, dict[str, Any]]) -> None:
+    def _check_own(self, name: str) -> None:
+        if name not in self._names:
+            known = ", ".join(self._names) or "none"
+            raise InputError(f"table {name!r}: expected a name bound here, found {known}")
+
+    def _load(self, bind: Callable[[], None], names: Sequence[str] | None) -> None:
+        """names: those that it binds; None: whatever is new then."""
         with _binding:
-            _native.bind_tables(_to_toml(tables), str(Path.cwd()), "Tables.bind")
-            self._names.extend(tables)
+            before = set(_native.describe_tables())
+
+            def new_names() -> list[str]:
+                new = [name for name in _native.describe_tables() if name not in before]
+                return new if names is None else [name for name in new if name in names]
+
+            try:
+                run_cancellable(bind, lambda: report_progress(self._progress))
+            except BaseException:
+                for name in new_names():  # interrupted just as all was done
+                    _native.unbind_table(name)
+                raise
+            self._names.extend(new_names())
 
 
 def describe_tables() -> dict[str, dict[str, Any]]:
@@ -134,20 +217,34 @@ def describe_tables() -> dict[str, dict[str, Any]]:
     return _native.describe_tables()
 
 
-def _keys(
-    store: str | os.PathLike[str] | Store, layer: int, options: dict[str, Any]
+def report_progress(progress: Progress | None) -> None:
+    """Hands on how far the loading under way is, once it has begun."""
+    if progress is not None:
+        done, total = _native.table_progress()
+        if total > 0:
+            progress(done, total)
+
+
+def table_keys(
+    *, store: str | os.PathLike[str] | Store, layer: int, **options: Any
 ) -> dict[str, Any]:
-    """The keys of [tables.NAME]."""
-    keys: dict[str, Any] = {"layer": layer, **options}
+    """The keys of [tables.NAME] that bind's arguments are; what is None is left out."""
+    keys = {key: value for key, value in options.items() if value is not None}
     if isinstance(store, Store):
         if store.manifest.checkpoint is not None:
-            keys.setdefault("checkpoint", str(store.manifest.checkpoint.absolute()))
+            keys.setdefault("checkpoint", store.manifest.checkpoint)
         store = store.path
-    return {"store": str(Path(store).absolute()), **keys}
+    if "checkpoint" in keys:
+        keys["checkpoint"] = str(Path(keys["checkpoint"]).absolute())
+    return {"store": str(Path(store).absolute()), "layer": layer, **keys}
 
 
-def _to_toml(tables: dict[str, dict[str, Any]]) -> str:
+def to_toml(tables: Mapping[str, Mapping[str, Any]], group: Group | None) -> str:
+    """The TOML text of tables by name."""
     lines: list[str] = ["format_version = 1"]
+    if group is not None:
+        lines.append("[group]")
+        lines.extend(_line(key, value) for key, value in group.keys().items())
     for name, keys in tables.items():
         lines.append(f"[tables.{_quote(name)}]")
         lines.extend(_line(key, value) for key, value in keys.items())
@@ -155,11 +252,13 @@ def _to_toml(tables: dict[str, dict[str, Any]]) -> str:
 
 
 def _line(key: str, value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return f"{key} = {'true' if value else 'false'}"
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return f"{key} = {value}"
     if isinstance(value, str):
         return f"{key} = {_quote(value)}"
-    raise InputError(f"{key}: expected text or an integer, found {value!r}")
+    raise InputError(f"{key}: expected text or a number, found {value!r}")
 
 
 def _quote(text: str) -> str:

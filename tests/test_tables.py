@@ -71,7 +71,7 @@ def test_any_name(store, name):
         ({"layer": 1, "scales": "gpu"}, "scales: expected with_rows or device, found 'gpu'"),
         ({"layer": 1, "expect_content": "0" * 32}, "expected tables with content id 0000"),
         ({"layer": "1"}, "layer"),
-        ({"layer": None}, "layer: expected text or an integer, found None"),
+        ({"layer": None}, "layer: expected text or a number, found None"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -43,6 +43,7 @@ COMMANDS: dict[str, str] = {
     "build": "build a TensorRT engine, or an ONNX model, of a store's layers",
     "compare": "hold an engine's outputs against the reference",
     "bench": "measure speed on this machine",
+    "tables": "load, hold and list tables that a node's processes share",
     "size": "which placement of the tables fits where",
     "env": "print what makes programs with TensorRT know the plugins",
     "library-path": "print where libtrtllm_engram.so lies",
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser(argv: Sequence[str]) -> Parser:
     """The parser for argv: every command is listed, only the chosen one's module is imported."""
-    common = _common_options()
+    common = common_options()
     parser = Parser(
         prog=PROGRAM,
         description="DeepSeek V4.1's Engram memory for TensorRT.",
@@ -158,7 +159,8 @@ def describe_os_error(error: OSError) -> str:
     return f"{os.fsdecode(error.filename)}: {error.strerror}"
 
 
-def _common_options() -> Parser:
+def common_options() -> Parser:
+    """The parent of every command's parser, and of the actions' of those that have some."""
     # Suppressed defaults: an option before the command must not be reset by the command's parser.
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("-v", "--verbose", action="count", help="say more (-vv: debug)")

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tables`: load a store's tables as a server would, hold them for servers, see who holds any."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from trtllm_engram.builder.config import EngramConfig
+from trtllm_engram.builder.layers import table_name
+from trtllm_engram.builder.made_up import write_made_up_store
+from trtllm_engram.builder.manifest import MANIFEST_FILE, read_manifest
+from trtllm_engram.plugins.errors import InputError
+
+from ..group import Group
+from ..holders import Holder, find_holders
+from ..keeper import serve, stop_keeper
+from ..tables import Tables, table_keys, to_toml
+from . import common_options, console
+
+EXAMPLE = "trtllm-engram tables load STORE --verify"
+
+_SUMMARIES = {
+    "load": "load tables as a server would, say what that took, free them",
+    "status": "which processes hold tables that others share",
+    "serve": "hold tables for servers that come and go",
+    "stop": "end a process of serve",
+}
+_DESCRIPTIONS = {
+    "load": (
+        "Load a store's tables as a server would, say what that took, and free them. Started by\n"
+        "mpirun, srun or torchrun, or with --rank and --size, the processes share one copy."
+    ),
+    "status": "Say which of this user's processes hold tables that others share.",
+    "serve": (
+        "Load a store's tables into host memory and hold them until `tables stop`, SIGTERM or\n"
+        'Ctrl-C. Servers that bind with memory = "keeper" attach without reading the store, and\n'
+        "keep what they have when this ends."
+    ),
+    "stop": "End a process of `tables serve`. Who has attached to it keeps the tables.",
+}
+_EXAMPLES = {
+    "load": EXAMPLE,
+    "status": "trtllm-engram tables status --json",
+    "serve": "trtllm-engram tables serve STORE --name flash --numa interleave &",
+    "stop": "trtllm-engram tables stop flash",
+}
+_GB = 10**9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Tables in memory that the processes of a node share."
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, summary in _SUMMARIES.items():
+        action = actions.add_parser(
+            name,
+            help=summary,
+            description=_DESCRIPTIONS[name],
+            epilog=f"example:\n  {_EXAMPLES[name]}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[common_options()],
+        )
+        if name in _ADDERS:
+            _ADDERS[name](action)
+        console.add_json_option(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    actions = {"load": _load, "status": _status, "serve": _serve, "stop": _stop}
+    return actions[args.action](args)
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    _add_store(parser)
+    parser.add_argument(
+        "--placement",
+        choices=("host", "device_sharded"),
+        default="host",
+        help="host (default), or device_sharded: a part on each rank's GPU",
+    )
+    parser.add_argument(
+        "--scales", choices=("with_rows", "device"), default="with_rows", help="as in bind"
+    )
+    _add_memory(parser, "memfd (default), shm, cumem, private, or keeper: attach to one")
+    parser.add_argument("--keeper", metavar="NAME", help="which keeper (default: any that has it)")
+    group = parser.add_argument_group("ranks (default: as the launcher's variables say)")
+    group.add_argument("--rank", metavar="R", type=int)
+    group.add_argument("--size", metavar="N", type=int, help="ranks of the group")
+    group.add_argument("--group", metavar="NAME", help="the group's name")
+    group.add_argument("--socket", metavar="PATH", help="where they meet, for containers")
+    group.add_argument("--timeout", metavar="S", type=float, help="wait so long (default: 120)")
+    parser.add_argument(
+        "--assume-ram", metavar="GB", type=float, help="in place of what MemAvailable says"
+    )
+    parser.add_argument(
+        "--hold", action="store_true", help="keep the tables until SIGTERM or Ctrl-C"
+    )
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    _add_store(parser)
+    parser.add_argument("--name", default="tables", help="of the keeper (default: tables)")
+    _add_memory(parser, "memfd (default), shm or cumem")
+    parser.add_argument("--socket", metavar="PATH", help="listen there, for containers")
+
+
+def _add_stop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the keeper's, where several run")
+    parser.add_argument(
+        "--timeout", metavar="S", type=float, default=60.0, help="for its end (default: 60)"
+    )
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "store", metavar="STORE", type=Path, help="with --formula also a config.json"
+    )
+    parser.add_argument("--layers", metavar="L,...", help="some layers (default: all)")
+    parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    parser.add_argument(
+        "--verify", action="store_true", default=None, help="check all bytes against the sums"
+    )
+    parser.add_argument(
+        "--formula",
+        action="store_true",
+        help="fill tables of the store's sizes by synthesize's formula; no table file is read",
+    )
+    parser.add_argument("--seed", type=int, help="of the formula (default: 0)")
+
+
+def _add_memory(parser: argparse.ArgumentParser, kinds: str) -> None:
+    parser.add_argument("--memory", metavar="KIND", help=kinds)
+    parser.add_argument("--pages", metavar="KIND", help="auto (default), 4k, or 2m: reserved pages")
+    parser.add_argument(
+        "--numa", metavar="POLICY", help="default, local, interleave, node:N or gpu"
+    )
+
+
+_ADDERS = {"load": _add_load, "serve": _add_serve, "stop": _add_stop}
+
+
+def _load(args: argparse.Namespace) -> int:
+    group = Group(
+        name=args.group,
+        rank=args.rank,
+        size=args.size,
+        socket=args.socket,
+        timeout_s=args.timeout,
+        assume_ram=None if args.assume_ram is None else int(args.assume_ram * _GB),
+        keeper=args.keeper,
+    )
+    bar = console.progress(args, "load") if group.is_first else contextlib.nullcontext()
+    with contextlib.ExitStack() as stack:
+        with _tables(args) as tables, bar as report:
+            loaded = stack.enter_context(Tables(group, report))
+            started = time.perf_counter()
+            loaded.bind_all(tables)
+            seconds = time.perf_counter() - started
+        stop = _stop_event(signal.SIGTERM, signal.SIGINT) if args.hold else None
+        _print_loaded(args, loaded.describe(), seconds)
+        if stop is not None:
+            stop.wait()
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    stop = _stop_event(signal.SIGTERM)
+    started = time.perf_counter()
+    ready = False
+
+    def on_ready(holder: Holder) -> None:
+        nonlocal ready
+        ready = True
+        bar.close()
+        _print_serving(args, holder, time.perf_counter() - started)
+
+    with _tables(args) as tables, contextlib.ExitStack() as bar:
+        report = bar.enter_context(console.progress(args, "load"))
+        try:
+            serve(
+                to_toml({name: table_keys(**keys) for name, keys in tables.items()}, None),
+                args.name,
+                str(Path(args.socket).absolute()) if args.socket else "",
+                stop=stop,
+                on_ready=on_ready,
+                progress=report,
+            )
+        except KeyboardInterrupt:
+            if not ready:
+                raise
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    holders = find_holders()
+    if args.json:
+        console.print_json({"holders": [asdict(one) for one in holders]})
+        return 0
+    if not holders:
+        console.stdout().print("no shared tables")
+        return 0
+    rows = [
+        (
+            _who(holder),
+            holder.pid,
+            table.name,
+            console.human_bytes(table.num_bytes),
+            table.kind,
+            f"{table.huge_bytes / max(1, table.num_bytes):.0%}",
+            table.placement,
+            datetime.fromtimestamp(holder.since).isoformat(" ", "seconds"),
+        )
+        for holder in holders
+        for table in holder.tables
+    ]
+    headings = ("who", ">pid", "table", ">bytes", "memory", ">2 MiB pages", "placement", "since")
+    console.print_table(headings, rows)
+    return 0
+
+
+def _stop(args: argparse.Namespace) -> int:
+    if not 0 <= args.timeout <= 1e6:
+        raise InputError(f"--timeout: expected 0 to 1e6 seconds, found {args.timeout:g}")
+    keeper = stop_keeper(args.name, args.timeout)
+    others = [
+        holder
+        for holder in find_holders()
+        if {one.content_id for one in holder.tables} & {one.content_id for one in keeper.tables}
+    ]
+    if args.json:
+        holders = [asdict(one) for one in others]
+        console.print_json({"stopped": asdict(keeper), "still_held_by": holders})
+    else:
+        kept = f"; {len(others)} others hold the same tables" if others else ""
+        console.stdout().print(f"stopped keeper {keeper.name}, pid {keeper.pid}{kept}")
+    return 0
+
+
+@contextlib.contextmanager
+def _tables(args: argparse.Namespace) -> Iterator[dict[str, dict[str, Any]]]:
+    """The keys of each [tables.NAME] that the arguments say."""
+    with contextlib.ExitStack() as stack:
+        store, checkpoint = args.store, args.checkpoint
+        if args.seed is not None and not args.formula:
+            raise InputError(f"--seed: expected with --formula, found {args.seed} without")
+        if args.formula and not (store / MANIFEST_FILE).exists():
+            config = EngramConfig.from_pretrained(store)
+            store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trtllm-engram-")))
+            write_made_up_store(store, config)
+        config = read_manifest(store, checkpoint).config
+        names = ("placement", "scales", "memory", "pages", "numa", "verify", "checkpoint")
+        options = {name: getattr(args, name, None) for name in names}
+        options["formula_seed"] = (args.seed or 0) if args.formula else None
+        yield {
+            table_name(layer_id): {"store": store, "layer": layer_id, **options}
+            for layer_id in _layers(args.layers, config)
+        }
+
+
+def _layers(text: str | None, config: EngramConfig) -> list[int]:
+    known = list(config.layer_ids)
+    if text is None:
+        return known
+    chosen = [int(part) if part.isdecimal() and len(part) < 10 else -1 for part in text.split(",")]
+    if not chosen or not set(chosen) <= set(known):
+        raise InputError(f"--layers: expected some of {','.join(map(str, known))}, found {text!r}")
+    return chosen
+
+
+def _print_loaded(
+    args: argparse.Namespace, tables: dict[str, dict[str, Any]], seconds: float
+) -> None:
+    if args.json:
+        document = {"pid": os.getpid(), "seconds": seconds, "tables": tables}
+        console.print_json(document)
+        sys.stdout.flush()
+        return
+    one = next(iter(tables.values()))
+    total = sum(table["num_bytes"] for table in tables.values())
+    registered = [table["registered_seconds"] for table in tables.values()]
+    registered_s = sum(time_s for time_s in registered if time_s is not None)
+    load_s = sum(table["load_seconds"] for table in tables.values())
+    pairs: list[tuple[str, object]] = []
+    if one["size"] > 1:
+        pairs.append(("rank", f"{one['rank']} of {one['size']}"))
+    pairs.append(("loaded", f"{console.human_bytes(total)} in {console.human_seconds(load_s)}"))
+    if registered_s > 0:
+        pairs.append(("registered", f"with the GPU in {console.human_seconds(registered_s)}"))
+    pairs.append(("in all", console.human_seconds(seconds)))
+    console.print_pairs(pairs)
+    console.stdout().print()
+    rows = [
+        (
+            name,
+            table["layer"],
+            console.human_bytes(table["num_bytes"]),
+            table["placement"],
+            table["memory"] or "-",
+            "-" if table["huge_bytes"] is None else _share(table),
+            table["numa"] or "-",
+        )
+        for name, table in tables.items()
+    ]
+    headings = ("table", ">layer", ">bytes", "placement", "memory", ">2 MiB pages", "NUMA")
+    console.print_table(headings, rows)
+    sys.stdout.flush()
+
+
+def _share(table: dict[str, Any]) -> str:
+    return f"{table['huge_bytes'] / max(1, table['num_bytes']):.0%}"
+
+
+def _print_serving(args: argparse.Namespace, holder: Holder, seconds: float) -> None:
+    total = sum(table.num_bytes for table in holder.tables)
+    if args.json:
+        console.print_json({"seconds": seconds, "keeper": asdict(holder)})
+    else:
+        console.stdout().print(
+            f"keeper {holder.name}, pid {holder.pid}, holds {len(holder.tables)} tables of "
+            f"{console.human_bytes(total)}, loaded in {console.human_seconds(seconds)}"
+        )
+    sys.stdout.flush()
+
+
+def _who(holder: Holder) -> str:
+    if holder.role == "rank":
+        return f"{holder.name} rank {holder.rank} of {holder.size}"
+    return f"{holder.role} {holder.name}"
+
+
+def _stop_event(*signals: signal.Signals) -> threading.Event:
+    """Set by the first of these signals."""
+    stop = threading.Event()
+    for number in signals:
+        signal.signal(number, lambda *_: stop.set())
+    return stop
