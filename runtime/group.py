@@ -65,7 +65,11 @@ class Group:
                 f"group: expected rank and size, or neither, found rank {self.rank} and size "
                 f"{self.size}"
             )
-        if self.rank is not None and self.size is not None and not 0 <= self.rank < self.size:
+        if self.rank is None or self.size is None:
+            return
+        if self.size < 1:
+            raise InputError(f"group: size: expected at least 1, found {self.size}")
+        if not 0 <= self.rank < self.size:
             raise InputError(f"group: rank: expected 0 to {self.size - 1}, found {self.rank}")
 
     @classmethod
