@@ -39,6 +39,7 @@ struct TableInfo {
   int32_t num_columns = 0;  //!< C
   int32_t head_dim = 0;     //!< D
   int64_t num_rows = 0;
+  std::vector<int64_t> column_rows;  //!< [C], their sum is num_rows
   FileRange values;  //!< FP8 [num_rows, D]
   FileRange scales;  //!< E8M0 [num_rows, D/32]
 };

@@ -125,6 +125,29 @@ FileRange read_part(const Fields& part, const char* dtype, int64_t num_rows, int
   return range;
 }
 
+//! Rows of each column of a layer: the layout's primes [L, N-1, H] at `index`.
+std::vector<int64_t> read_column_rows(const Fields& manifest, size_t index, const TableInfo& info) {
+  const Fields layout = manifest.inner("layout");
+  const json& layers = layout.at("primes", &json::is_array, "a list");
+  std::vector<int64_t> rows;
+  int64_t sum = 0;
+  if (index < layers.size() && layers[index].is_array()) {
+    for (const json& heads : layers[index]) {
+      for (const json& prime : heads) {
+        const bool fits = prime.is_number_integer() && prime.get<int64_t>() > 0 &&
+                          prime.get<int64_t>() <= info.num_rows;
+        rows.push_back(fits ? prime.get<int64_t>() : 0);
+        sum += rows.back();
+      }
+    }
+  }
+  ENGRAM_CHECK(static_cast<int64_t>(rows.size()) == info.num_columns && sum == info.num_rows &&
+                   std::find(rows.begin(), rows.end(), 0) == rows.end(),
+               layout.where(), ": primes: expected ", info.num_columns, " for layer ", info.layer,
+               " with the sum ", info.num_rows, ", found ", rows.size(), " with the sum ", sum);
+  return rows;
+}
+
 void check_format(const Fields& manifest) {
   ENGRAM_CHECK(manifest.text("format") == kFormat, manifest.where(), ": format: expected '",
                kFormat, "', found '", manifest.text("format"), "'");
@@ -175,6 +198,7 @@ TableInfo read_table_info(const std::string& store, int32_t layer, const std::st
   info.num_rows = num_rows[index].get<int64_t>();
   ENGRAM_CHECK(info.num_rows > 0 && info.num_rows <= INT32_MAX, path,
                ": engram_num_embeddings: expected 1 to 2^31-1 rows, found ", info.num_rows);
+  info.column_rows = read_column_rows(manifest, index, info);
   const std::string checkpoint = !relocated.empty() || manifest.is_null("checkpoint")
                                      ? relocated
                                      : manifest.text("checkpoint");

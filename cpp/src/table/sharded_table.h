@@ -4,8 +4,8 @@
 //! the memory of all of those GPUs. Kernels read them like any other array.
 //!
 //!     const PeerGpus gpus(group, device, part_bytes);        // collective, before anything else
-//!     ShardedArray values(group, gpus, parts, "engram_1 values");                   // collective
-//!     group.exchange("load", [&](Group::Work& work) { values.load(...); ... });
+//!     ShardedArray values(group, gpus, parts, "engram.1.values");                   // collective
+//!     group.exchange("load", [&](Group::Work& work) { values.load(reader, 0, ...); ... });
 //!
 //! Collective: every rank of the group calls it, in the same order and with equal arguments but for
 //! `device`; the Error of one rank is thrown on all of them. After the last collective call nothing
@@ -19,12 +19,13 @@
 #include <string>
 #include <vector>
 
+#include "engram/table.h"
 #include "table/parts.h"
 
 namespace engram {
 
 class Group;
-struct Source;
+class SourceReader;
 
 //! The GPUs that the ranks of a group hold their parts on, each able to read the others' memory.
 //! Ranks may share a GPU, and may see (CUDA_VISIBLE_DEVICES) no other GPU than their own.
@@ -38,7 +39,7 @@ class PeerGpus {
   PeerGpus(Group& group, int device, int64_t part_bytes);
 
   int device() const { return device_; }
-  //! PCI bus ids, "0000:1b:00.0", by rank.
+  //! PCI bus ids, "0000:1B:00.0", by rank.
   const std::vector<std::string>& bus_ids() const { return bus_ids_; }
 
  private:
@@ -46,26 +47,27 @@ class PeerGpus {
   std::vector<std::string> bus_ids_;
 };
 
-//! One array. Move-only; its end unmaps it here, and frees the memory that nobody else maps.
-class ShardedArray {
+//! One array. Its end unmaps it here, and frees the memory that nobody else maps; the end of a
+//! forked child's copy does nothing.
+class ShardedArray final : public TableArray {
  public:
   //! Collective. Allocates this rank's part and maps all parts. `label` names the array in errors.
   ShardedArray(Group& group, const PeerGpus& gpus, Parts parts, std::string label);
-  ~ShardedArray();
-  ShardedArray(ShardedArray&&) noexcept;
-  ShardedArray& operator=(ShardedArray&&) noexcept;
+  ~ShardedArray() override;
 
   //! Fills this rank's part; not collective, so that one exchange may fill many arrays. Other
   //! ranks' parts are there once that exchange is over.
   //! first_byte: where in the source the array's byte 0 is (0 but for the heads layout).
-  //! verify: checks every block that the part touches against source.block_sums.
-  //! add_bytes: told what is done, from any thread; in total parts.filled_bytes(rank).
-  void load(const Source& source, int64_t first_byte, bool verify,
+  //! verify: checks every block that the part touches against the source's sums (a source by
+  //! formula has none). add_bytes: what is done since the last call; parts().filled_bytes(rank) in
+  //! all. Both functions may be empty.
+  void load(const SourceReader& reader, int64_t first_byte, bool verify,
             const std::function<bool()>& cancelled, const std::function<void(int64_t)>& add_bytes);
 
   //! Address for kernels of `device`, the rank's GPU or another of this process that can read all
   //! of the group's GPUs. Thread-safe; lives as long as this object.
-  const uint8_t* on_device(int device);
+  const uint8_t* on_device(int device) override;
+  const uint8_t* on_host() override { return nullptr; }
 
   const Parts& parts() const;
 
