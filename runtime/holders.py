@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .machine import ROOT
+from .machine import ROOT, read_text
 
 _LINK = "/memfd:trtllm-engram.tables (deleted)"
 _FORMAT_VERSION = 1
@@ -59,9 +60,11 @@ def find_holders(root: Path = ROOT) -> list[Holder]:
 def find_holder(pid: int, root: Path = ROOT) -> Holder | None:
     """What a process of this user holds; None where it is gone, another user's, or holds none."""
     folder = root / "proc" / str(pid)
+    # Not the folder's owner, which is root where a process has changed its user.
+    user = re.search(r"^Uid:\s+\d+\s+(\d+)", read_text(folder / "status"), re.MULTILINE)
+    if user is None or int(user[1]) != os.geteuid():
+        return None
     try:
-        if folder.stat().st_uid != os.geteuid():
-            return None
         for file in _records(folder / "fd"):
             holder = _read(pid, file)
             if holder is not None:
@@ -86,7 +89,7 @@ def _read(pid: int, file: Path) -> Holder | None:
             content = opened.read(_MAX_BYTES)
         try:
             return _parse(pid, json.loads(content))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return None
 

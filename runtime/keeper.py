@@ -67,7 +67,10 @@ def find_keeper(name: str | None) -> Holder:
     if len(wanted) == 1:
         return wanted[0]
     found = ", ".join(f"{one.name!r} (pid {one.pid})" for one in keepers) or "none"
-    what = "the name of one" if name is None and wanted else repr(name) if name else "one"
+    if name is None:
+        what = "the name of one" if wanted else "one"
+    else:
+        what = f"{name!r} once" if wanted else repr(name)
     raise InputError(f"keeper: expected {what} among this user's, found {found}")
 
 
