@@ -40,8 +40,8 @@ void check_trusted(const std::string& path, const struct stat& status) {
 }  // namespace
 
 // Nobody waits for the other end of a pipe.
-File::File(const std::string& path)
-    : path_(path), handle_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+File::File(const std::string& path, int flags)
+    : path_(path), handle_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags)) {
   if (handle_ < 0) fail(path, "read");
 }
 
@@ -55,12 +55,9 @@ struct stat File::status() const {
 
 void File::read(void* to, int64_t num_bytes, int64_t offset) const {
   auto* bytes = static_cast<char*>(to);
-  constexpr int64_t kMostPerCall = 1 << 30;  // Linux reads no more than 2 GiB at once
   while (num_bytes > 0) {
-    const ssize_t count =
-        pread(handle_, bytes, static_cast<size_t>(std::min(num_bytes, kMostPerCall)), offset);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(path_, "read");
+    const int64_t count = read_some(bytes, num_bytes, offset);
+    if (count < 0) fail_to_read();
     ENGRAM_CHECK(count > 0, path_, ": expected ", num_bytes, " more bytes at offset ", offset,
                  ", found the end");
     bytes += count;
@@ -68,6 +65,17 @@ void File::read(void* to, int64_t num_bytes, int64_t offset) const {
     num_bytes -= count;
   }
 }
+
+int64_t File::read_some(void* to, int64_t num_bytes, int64_t offset) const noexcept {
+  constexpr int64_t kMostPerCall = 1 << 30;  // Linux reads no more than 2 GiB at once
+  const auto count = static_cast<size_t>(std::min(num_bytes, kMostPerCall));
+  for (;;) {
+    const ssize_t found = pread(handle_, to, count, offset);
+    if (found >= 0 || errno != EINTR) return found;
+  }
+}
+
+void File::fail_to_read() const { fail(path_, "read"); }
 
 struct stat stat_regular(const std::string& path) {
   const struct stat status = stat_any(path);

@@ -13,14 +13,21 @@ namespace engram {
 //! An open file, for reading.
 class File {
  public:
-  explicit File(const std::string& path);
+  //! `flags` are more of open(2)'s: O_DIRECT.
+  explicit File(const std::string& path, int flags = 0);
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
+  const std::string& path() const { return path_; }
+  int handle() const { return handle_; }
   struct stat status() const;
   //! Fills all of `to`. Thread-safe.
   void read(void* to, int64_t num_bytes, int64_t offset) const;
+  //! As pread(2), but for signals: fewer bytes may come, 0 at the end, -1 with errno. Thread-safe.
+  int64_t read_some(void* to, int64_t num_bytes, int64_t offset) const noexcept;
+  //! Throws the Error for errno.
+  [[noreturn]] void fail_to_read() const;
 
  private:
   std::string path_;

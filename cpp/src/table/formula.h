@@ -45,9 +45,11 @@ ENGRAM_HOST_DEVICE FormulaWords formula_words(const FormulaKey& key) {
   return {state, 0x03 * kEachByte, 0x7C * kEachByte};
 }
 
+constexpr uint64_t kFormulaStep = 0x9E3779B97F4A7C15u;
+
 //! Word j of a tensor: bytes 8j to 8j+7, lowest first.
 ENGRAM_HOST_DEVICE uint64_t formula_word(const FormulaWords& words, uint64_t j) {
-  return (formula_mix(words.state + (j + 1) * 0x9E3779B97F4A7C15u) & words.mask) + words.bias;
+  return (formula_mix(words.state + (j + 1) * kFormulaStep) & words.mask) + words.bias;
 }
 
 //! Byte i of a tensor.

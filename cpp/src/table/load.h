@@ -2,26 +2,24 @@
 //! \file load.h
 //! Fills memory with a table's arrays, by several threads of several processes.
 //!
-//! A block is 64 MiB of an array, counted from its beginning; the last one is shorter. The blocks
-//! of all arrays form one sequence, in the arrays' order, and block i of it is loaded by share i %
-//! shares, so that the shares are equal to one block. builder/block_sums.py cuts and sums the same
-//! way.
+//! The blocks (block_sums.h) of all arrays form one sequence, in the arrays' order, and block i of
+//! it is loaded by share i % shares, so that the shares are equal to one block.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "engram/table.h"
+#include "table/block_sums.h"
 #include "table/formula.h"
 #include "table/store_file.h"
 
 namespace engram {
-
-constexpr int64_t kBlockBytes = 64 << 20;
 
 //! Where an array's bytes come from.
 struct Source {
@@ -61,9 +59,6 @@ class SourceReader {
   std::unique_ptr<const StoreFile> file_;
 };
 
-//! XXH3-128 of bytes, as 32 hex digits.
-std::string block_sum(const uint8_t* bytes, int64_t num_bytes);
-
 //! Throws Error, "FILE: block 3 of NAME (bytes A to B): expected sum X, found Y" with A and B
 //! places in the file, unless a whole block has the sum that the source says. Throws too where the
 //! source has no sum for it.
@@ -88,7 +83,8 @@ struct LoadOptions {
 
 class Loader {
  public:
-  //! Opens the sources' files; Errors as SourceReader's. The files stay open with this object.
+  //! Opens the sources' files; Errors as SourceReader's. Sources and files are this object's as
+  //! long as it lives.
   explicit Loader(const std::vector<const Source*>& sources);
 
   //! What the open files are, one entry for each file, by name. For ranks to compare.
@@ -104,7 +100,7 @@ class Loader {
   void check_unchanged() const;
 
  private:
-  std::vector<std::unique_ptr<const SourceReader>> readers_;
+  std::map<const Source*, SourceReader> readers_;
 };
 
 //! Bytes that a share of such sources comes to.

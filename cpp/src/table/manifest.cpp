@@ -7,6 +7,7 @@
 #include "engram/row.h"
 #include "engram/table.h"
 #include "nlohmann/json.hpp"
+#include "table/block_sums.h"
 #include "table/files.h"
 
 namespace engram {
@@ -89,6 +90,22 @@ std::string resolve_member(const std::string& root, const std::string& name,
   return resolve(root, name);
 }
 
+//! The sums of a part's blocks.
+std::vector<std::string> read_block_sums(const Fields& part, int64_t num_bytes) {
+  const json& sums = part.at("block_sums", &json::is_array, "a list");
+  const auto is_sum = [](const json& sum) {
+    if (!sum.is_string()) return false;
+    const auto& text = sum.get_ref<const std::string&>();
+    return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+  };
+  const int64_t num_blocks = ceil_div(num_bytes, kBlockBytes);
+  ENGRAM_CHECK(static_cast<int64_t>(sums.size()) == num_blocks &&
+                   std::all_of(sums.begin(), sums.end(), is_sum),
+               part.where(), ": block_sums: expected ", num_blocks,
+               " sums of 32 hex digits, found ", shown(sums));
+  return sums.get<std::vector<std::string>>();
+}
+
 //! Where a part's bytes are; refuses a file that is not the one that was prepared.
 FileRange read_part(const Fields& part, const char* dtype, int64_t num_rows, int64_t row_bytes,
                     const std::string& store, const std::string& checkpoint) {
@@ -103,13 +120,14 @@ FileRange read_part(const Fields& part, const char* dtype, int64_t num_rows, int
                ": root: expected store, or checkpoint where the manifest has one, found ", root);
   const std::string file =
       resolve_member(root == "store" ? store : checkpoint, part.text("file"), part.where());
-  FileRange range{file, part.integer("offset"), 0};
+  FileRange range{file, part.integer("offset")};
   int64_t end = 0;
   ENGRAM_CHECK(!__builtin_mul_overflow(num_rows, row_bytes, &range.num_bytes) &&
                    !__builtin_add_overflow(range.num_bytes, range.offset, &end) &&
                    end <= part.integer("file_size"),
                part.where(), ": offset: expected ", num_rows, " rows of ", row_bytes,
                " bytes inside ", part.integer("file_size"), " bytes, found offset ", range.offset);
+  range.block_sums = read_block_sums(part, range.num_bytes);
   const struct stat status = stat_regular(file);
   ENGRAM_CHECK(status.st_size == part.integer("file_size"), file,
                ": changed since prepare: expected ", part.integer("file_size"), " bytes, found ",

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/store_file.h"
+
+#include <fcntl.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "engram/error.h"
+#include "table/page_cache.h"
+
+namespace engram {
+namespace {
+
+constexpr int64_t kDirectAlign = 4096;  // no disk asks for more
+
+int64_t align_down(int64_t place) { return place / kDirectAlign * kDirectAlign; }
+int64_t align_up(int64_t place) { return align_down(place + kDirectAlign - 1); }
+
+struct FreeAligned {
+  void operator()(uint8_t* bytes) const {
+    operator delete[](bytes, std::align_val_t{kDirectAlign});
+  }
+};
+using AlignedBytes = std::unique_ptr<uint8_t[], FreeAligned>;
+
+constexpr int64_t kBounceBytes = StoreFile::kPieceBytes + 2 * kDirectAlign;
+
+uint8_t* bounce_buffer() {
+  static thread_local const AlignedBytes buffer(new (std::align_val_t{kDirectAlign})
+                                                    uint8_t[kBounceBytes]);
+  return buffer.get();
+}
+
+//! As pread(2), but only what is cached, up to the first page that is not.
+int64_t read_cached(int handle, uint8_t* to, int64_t num_bytes, int64_t offset) {
+  const iovec whole{to, static_cast<size_t>(num_bytes)};
+  return preadv2(handle, &whole, 1, offset, RWF_NOWAIT);
+}
+
+//! What the file system or the memory has against direct reading; another way may do.
+bool is_refusal(int error) { return error == EINVAL || error == EFAULT || error == EOPNOTSUPP; }
+
+FileStamp make_stamp(const std::string& path, const struct stat& status) {
+  const auto nanoseconds = [](const timespec& time) {
+    return static_cast<int64_t>(uint64_t(time.tv_sec) * 1000000000 + uint64_t(time.tv_nsec));
+  };
+  return {.file = path,
+          .device = status.st_dev,
+          .inode = status.st_ino,
+          .num_bytes = status.st_size,
+          .mtime_ns = nanoseconds(status.st_mtim),
+          .ctime_ns = nanoseconds(status.st_ctim)};
+}
+
+std::string described(const FileStamp& stamp) {
+  return concat(stamp.num_bytes, " bytes in inode ", stamp.device, ":", stamp.inode, ", mtime_ns ",
+                stamp.mtime_ns, ", ctime_ns ", stamp.ctime_ns);
+}
+
+}  // namespace
+
+FileStamp stamp_file(const std::string& path) { return make_stamp(path, stat_regular(path)); }
+
+void check_stamp(const FileStamp& stamp) {
+  const FileStamp found = stamp_file(stamp.file);
+  ENGRAM_CHECK(found == stamp, stamp.file, ": changed while it was loaded: expected ",
+               described(stamp), ", found ", described(found));
+}
+
+StoreFile::StoreFile(const std::string& path) : file_(path) {
+  const struct stat status = file_.status();
+  ENGRAM_CHECK(S_ISREG(status.st_mode), path, ": expected a regular file");
+  stamp_ = make_stamp(path, status);
+  knows_cached_ = may_ask_cached(path, status);
+  // Reading what is cached should bring in nothing behind it.
+  posix_fadvise(file_.handle(), 0, 0, POSIX_FADV_RANDOM);
+  try {
+    direct_.emplace(path, O_DIRECT);
+  } catch (const Error&) {
+    return;  // through the page cache, then
+  }
+  const FileStamp again = make_stamp(path, direct_->status());
+  ENGRAM_CHECK(again == stamp_, path, ": changed while it was opened: expected ", described(stamp_),
+               ", found ", described(again));
+}
+
+void StoreFile::read(uint8_t* to, int64_t num_bytes, int64_t offset) const {
+  const int64_t end = offset + num_bytes;
+  for (int64_t at = offset; at < end; at += kPieceBytes) {
+    const int64_t piece_end = std::min(at + kPieceBytes, end);
+    if (knows_cached_) {
+      read_piece(to + (at - offset), at, piece_end);
+    } else {
+      read_unknown(to + (at - offset), at, piece_end);
+    }
+  }
+}
+
+void StoreFile::read_piece(uint8_t* to, int64_t begin, int64_t end) const {
+  const CachedPages cached(file_.handle(), begin, end);
+  // Cached pages between others are read with these: a disk likes one range better than many.
+  const int64_t head_end = cached.head_end();
+  const int64_t tail_begin = cached.tail_begin();
+  file_.read(to, head_end - begin, begin);
+  if (head_end == end) return;
+  read_past_cache(to + (head_end - begin), head_end, tail_begin);
+  cached.drop_others();
+  file_.read(to + (tail_begin - begin), end - tail_begin, tail_begin);
+}
+
+void StoreFile::read_unknown(uint8_t* to, int64_t begin, int64_t end) const {
+  int64_t at = begin;
+  // NOTE: the kernel reads ahead what it is asked for and has not; so first for one page alone.
+  for (const int64_t wanted : {std::min(begin + page_bytes(), end), end}) {
+    const int64_t count = read_cached(file_.handle(), to + (at - begin), wanted - at, at);
+    const bool unknowable = count < 0 && errno == EOPNOTSUPP;
+    if (count > 0) at += count;
+    if (at == wanted) continue;
+    if (unknowable) {
+      file_.read(to + (at - begin), end - at, at);
+      posix_fadvise(file_.handle(), at, end - at, POSIX_FADV_DONTNEED);
+    } else {
+      read_past_cache(to + (at - begin), at, end);
+      posix_fadvise(file_.handle(), at, wanted - at, POSIX_FADV_DONTNEED);
+    }
+    return;
+  }
+}
+
+//! Where there is no such way, the caller drops what this brings into the cache.
+void StoreFile::read_past_cache(uint8_t* to, int64_t begin, int64_t end) const {
+  int64_t at = begin;
+  if (direct_) {
+    const bool in_step = (reinterpret_cast<uintptr_t>(to) - static_cast<uintptr_t>(begin)) %
+                             static_cast<uintptr_t>(kDirectAlign) ==
+                         0;
+    if (in_step) {
+      at = read_bounced(to, at, std::min(align_up(begin), end));
+      at = read_straight(to + (at - begin), at, align_down(end));
+    }
+    at = read_bounced(to + (at - begin), at, end);
+  }
+  file_.read(to + (at - begin), end - at, at);
+}
+
+//! Direct reading of whole sectors. Returns how far it came.
+int64_t StoreFile::read_straight(uint8_t* to, int64_t begin, int64_t end) const {
+  int64_t at = begin;
+  while (at < end && at % kDirectAlign == 0) {
+    const int64_t count = direct_->read_some(to + (at - begin), end - at, at);
+    if (count < 0 && !is_refusal(errno)) direct_->fail_to_read();
+    if (count <= 0) break;
+    at += count;
+  }
+  return at;
+}
+
+//! Direct reading of any range, through a buffer. Returns how far it came.
+int64_t StoreFile::read_bounced(uint8_t* to, int64_t begin, int64_t end) const {
+  int64_t at = begin;
+  while (at < end) {
+    const int64_t from = align_down(at);
+    const int64_t wanted = std::min(align_up(end) - from, kBounceBytes);
+    const int64_t found = direct_->read_some(bounce_buffer(), wanted, from);
+    if (found < 0 && !is_refusal(errno)) direct_->fail_to_read();
+    const int64_t count = std::min(from + found, end) - at;
+    if (found <= 0 || count <= 0) break;
+    memcpy(to + (at - begin), bounce_buffer() + (at - from), static_cast<size_t>(count));
+    at += count;
+  }
+  return at;
+}
+
+}  // namespace engram
