@@ -52,9 +52,11 @@ lint: build
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/mypy
 
+# Everything under ASan and UBSan, the tables' threads under TSan too.
 test-cpp: .venv/tools
-	cd cpp && PATH="$(CURDIR)/$(BIN):$$PATH" && cmake --preset sanitize --log-level=WARNING \
-	  && cmake --build --preset sanitize && ctest --preset sanitize
+	cd cpp && PATH="$(CURDIR)/$(BIN):$$PATH" && for preset in sanitize thread; do \
+	  cmake --preset $$preset --log-level=WARNING && cmake --build --preset $$preset \
+	    && ctest --preset $$preset || exit; done
 
 # libFuzzer is clang's; g++ has none.
 FUZZER := echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' \
