@@ -12,12 +12,13 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
+from rich.console import Console
 from rich.text import Text
 
 from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
-from ..bench import GPU_BENCHES, gpu, report
+from ..bench import GPU_BENCHES, gpu, report, tables
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
 from ..bench.ops import bench_hash, bench_lookup
@@ -31,19 +32,25 @@ _GB = 10**9
 _OPS_TABLE_GB = 2.0
 _GPU_TABLE_GB = 13.0
 _FILE_GB = 2.0
-# Options that the other kind of benchmark does not have.
-_OPS_OPTIONS = ("file_gb", "dir")
-_GPU_OPTIONS = ("tokens", "rivals", "plot", "output")
+_RANKS = 4
+# The options of each kind of benchmark that not all have.
+_OPTIONS = {
+    "ops": ("file_gb", "dir"),
+    "tables": ("file_gb", "dir", "ranks", "memory"),
+    "gpu": ("tokens", "rivals", "plot", "output"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure this machine. ops: the CPU lookup against random reads by the same cores, the\n"
         "hash, and prepare's passes over files against cat and cp with a cold page cache.\n"
+        "tables: shared tables' loading against dd from warm page cache to memory, the memory of\n"
+        "all ranks against the table's, and how fast a rank attaches to a keeper.\n"
         f"{', '.join(GPU_BENCHES)}: one op on the GPU, CUDA-graph replays with a cold L2, against\n"
         "the time of an empty kernel and the measured read rate; gpu: all of these."
     )
-    names = ["ops", *GPU_BENCHES, "gpu"]
+    names = ["ops", "tables", *GPU_BENCHES, "gpu"]
     parser.add_argument(
         "name", metavar="NAME", choices=names, help=f"which benchmark: {', '.join(names)}"
     )
@@ -54,13 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"table in memory (default: {_OPS_TABLE_GB:g}, on the GPU {_GPU_TABLE_GB:g})",
     )
     parser.add_argument(
-        "--file-gb", metavar="GB", type=float, help=f"ops: file to copy (default: {_FILE_GB:g})"
+        "--file-gb",
+        metavar="GB",
+        type=float,
+        help=f"ops, tables: files to read (default: {_FILE_GB:g})",
     )
     parser.add_argument(
         "--dir",
         metavar="DIR",
         type=Path,
-        help="ops: on the disk to measure (default: the temporary folder)",
+        help="ops, tables: on the disk to measure (default: the temporary folder)",
+    )
+    parser.add_argument(
+        "--ranks", metavar="N", type=int, help=f"tables: processes that share (default: {_RANKS})"
+    )
+    parser.add_argument(
+        "--memory", metavar="KIND", help="tables: memfd (default), shm, cumem or private"
     )
     parser.add_argument(
         "--tokens",
@@ -85,20 +101,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    is_ops = args.name == "ops"
-    for option in _GPU_OPTIONS if is_ops else _OPS_OPTIONS:
-        if getattr(args, option) is not None:
-            kind = f"one of {', '.join(GPU_BENCHES)}, gpu" if is_ops else "ops"
+    kind = args.name if args.name in _OPTIONS else "gpu"
+    for option in {option for options in _OPTIONS.values() for option in options}:
+        if getattr(args, option) is not None and option not in _OPTIONS[kind]:
+            having = [name for name, options in _OPTIONS.items() if option in options]
+            names = ", ".join(having).replace("gpu", ", ".join([*GPU_BENCHES, "gpu"]))
             name = option.replace("_", "-")
-            raise InputError(f"--{name}: expected with the benchmark {kind}, found {args.name}")
+            raise InputError(f"--{name}: expected with the benchmarks {names}, found {args.name}")
     if args.table_gb is None:
-        args.table_gb = _OPS_TABLE_GB if is_ops else _GPU_TABLE_GB
+        args.table_gb = _GPU_TABLE_GB if kind == "gpu" else _OPS_TABLE_GB
     if args.file_gb is None:
         args.file_gb = _FILE_GB
-    for option, size in (("--table-gb", args.table_gb), ("--file-gb", args.file_gb)):
-        if not 0.001 <= size <= 10_000:
-            raise InputError(f"{option}: expected 0.001 to 10000, found {size:g}")
-    return _run_ops(args) if is_ops else _run_gpu(args)
+    if args.ranks is None:
+        args.ranks = _RANKS
+    for name, value, low, high in (
+        ("--table-gb", args.table_gb, 0.001, 10_000),
+        ("--file-gb", args.file_gb, 0.001, 10_000),
+        ("--ranks", args.ranks, 1, 1024),
+    ):
+        if not low <= value <= high:
+            raise InputError(f"{name}: expected {low:g} to {high:g}, found {value:g}")
+    return {"ops": _run_ops, "tables": _run_tables, "gpu": _run_gpu}[kind](args)
 
 
 def _run_gpu(args: argparse.Namespace) -> int:
@@ -190,14 +213,42 @@ def _run_ops(args: argparse.Namespace) -> int:
     return 0
 
 
+def _run_tables(args: argparse.Namespace) -> int:
+    folder = Path(args.dir or tempfile.gettempdir())
+    memory = args.memory or "memfd"
+    with console.status(args) as note:
+        note("load")
+        with writing(folder):
+            scratch = tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=folder)
+        with scratch as name:
+            figures = tables.bench_load(Path(name), int(args.file_gb * _GB), args.ranks, memory)
+        with tables.made_up_store(int(args.table_gb * _GB)) as store:
+            note("memory")
+            figures += tables.bench_memory(store, args.ranks, memory)
+            note("keeper")
+            figures += tables.bench_keeper(store)
+    sizes = {"table_gb": args.table_gb, "file_gb": args.file_gb, "folder": str(folder)}
+    if args.json:
+        rows = [asdict(one) | {"share": one.share} for one in figures]
+        console.print_json({"machine": machine_name(), **sizes, "figures": rows})
+        return 0
+    out = console.stdout()
+    _print_machine(sizes, out)
+    out.print()
+    units = {"B/s": lambda value: f"{console.human_bytes(value)}/s", "B": console.human_bytes}
+    lines = []
+    for one in figures:
+        shown = units.get(one.unit, console.human_seconds)
+        share = Text(f"{one.share:.1%}", style="yellow" if one.met is False else "green")
+        limit = [one.against, shown(one.limit), share] if one.limit else ["", "", ""]
+        lines.append((one.name, shown(one.value), *limit, one.target))
+    console.print_table(("what", ">value", "against", ">value", ">share", ">target"), lines, out)
+    return 0
+
+
 def _print_ops(measurements: list[Measurement], sizes: dict[str, object]) -> None:
     out = console.stdout()
-    pairs: list[tuple[str, object]] = [
-        ("machine", machine_name()),
-        ("table", f"{sizes['table_gb']:g} GB in memory"),
-        ("file", f"{sizes['file_gb']:g} GB in {sizes['folder']}"),
-    ]
-    console.print_pairs(pairs, out)
+    _print_machine(sizes, out)
     out.print()
     rows = [
         (
@@ -211,6 +262,15 @@ def _print_ops(measurements: list[Measurement], sizes: dict[str, object]) -> Non
         for one in measurements
     ]
     console.print_table(("what", ">rate", "against", ">rate", ">share", ">target"), rows, out)
+
+
+def _print_machine(sizes: dict[str, object], out: Console) -> None:
+    pairs: list[tuple[str, object]] = [
+        ("machine", machine_name()),
+        ("table", f"{sizes['table_gb']:g} GB in memory"),
+        ("file", f"{sizes['file_gb']:g} GB in {sizes['folder']}"),
+    ]
+    console.print_pairs(pairs, out)
 
 
 def _rate(rate: float, unit: str) -> str:

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared tables: loading files against dd, memory of all ranks against the table's bytes, and how
+fast a restarted rank attaches to a keeper. Ranks are processes (tables_rank.py) that check rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_engram.builder.checkpoint import SCALES, VALUES
+from trtllm_engram.builder.config import EngramConfig
+from trtllm_engram.builder.files import check_free_bytes, writing
+from trtllm_engram.builder.formula import Formula
+from trtllm_engram.builder.layers import table_name
+from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
+from trtllm_engram.builder.manifest import read_manifest
+from trtllm_engram.plugins.errors import EngramError
+
+from .measure import median_seconds, num_cores
+
+_TURNS = 3
+_LAYERS = (1,)
+_SEED = 0
+_ATTACH_S = 2.0  # for 64 GiB
+_ATTACH_BYTES = 64 << 30
+_LOAD_SHARE = 0.8
+_MEMORY_SHARE = 1.02  # 1.00, and room for what a rank keeps to know its table by
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number beside what it is held against."""
+
+    name: str
+    value: float
+    unit: str  # "B/s", "B" or "s"
+    against: str
+    limit: float
+    target: str
+    met: bool | None  # None: nothing is asked of it
+
+    @property
+    def share(self) -> float:
+        return self.value / self.limit if self.limit else 0.0
+
+
+def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> list[Figure]:
+    """A store whose files are in the page cache, loaded by ranks and by dd."""
+    config = config_of_size(file_bytes, _LAYERS)
+    store, target = folder / "store", _ram_folder()
+    store.mkdir()
+    _write_store(store, config)
+    files = [span.file for span in _spans(store)]
+    table_bytes = sum(file.stat().st_size for file in files)
+    check_free_bytes(target, table_bytes)
+    readers = num_ranks * min(16, max(4, 2 * num_cores() // num_ranks))  # loader_threads of load.h
+    loads: list[list[dict[str, Any]]] = []
+
+    def load(_turn: int) -> None:
+        with ranks(store, num_ranks, {"memory": memory}) as started:
+            loads.append([rank.loaded for rank in started])
+
+    with tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=target) as scratch:
+        dd, _ = median_seconds(
+            [lambda _: _copy_by_dd(files, Path(scratch), readers), load],
+            _TURNS,
+            before=lambda: _warm(files, Path(scratch)),
+        )
+    seconds = sorted(_bind_seconds(one) for one in loads)[len(loads) // 2]
+    rate, dd_rate = table_bytes / seconds, table_bytes / dd
+    return [
+        Figure(
+            f"load, {_count(num_ranks)}, warm cache",
+            rate,
+            "B/s",
+            f"{readers} dd",
+            dd_rate,
+            f"{_LOAD_SHARE:.0%}",
+            rate >= _LOAD_SHARE * dd_rate,
+        )
+    ]
+
+
+def bench_memory(store: Path, num_ranks: int, memory: str) -> list[Figure]:
+    """PSS of ranks that hold a made-up table, less what they had before."""
+    with ranks(store, num_ranks, {"memory": memory, "formula_seed": _SEED}) as started:
+        table_bytes = sum(one["num_bytes"] for one in started[0].loaded["tables"].values())
+        used = sum(rank.ask()["pss_bytes"] - rank.loaded["before_bytes"] for rank in started)
+    return [
+        Figure(
+            f"memory of {_count(num_ranks)}",
+            used,
+            "B",
+            "the table",
+            table_bytes,
+            "100%",
+            used <= _MEMORY_SHARE * table_bytes,
+        )
+    ]
+
+
+def bench_keeper(store: Path) -> list[Figure]:
+    """A rank that is started again and again beside a keeper of a made-up table."""
+    name = f"bench-{secrets.token_hex(4)}"
+    with _keeper(store, name) as keeper:
+        table_bytes = sum(one["num_bytes"] for one in keeper["keeper"]["tables"])
+        answers = []
+        for _ in range(_TURNS):
+            with ranks(store, 1, {"memory": "keeper", "formula_seed": _SEED}, name) as started:
+                answers.append([started[0].loaded])
+    attach = sorted(_bind_seconds(one) for one in answers)[_TURNS // 2]
+    registration = sorted(_registered_seconds(one) for one in answers)[_TURNS // 2]
+    allowed = _ATTACH_S * max(1.0, table_bytes / _ATTACH_BYTES)
+    return [
+        Figure(
+            "restart beside a keeper",
+            attach,
+            "s",
+            "loading it",
+            keeper["seconds"],
+            f"{allowed:g} s",
+            attach <= allowed,
+        ),
+        Figure("  registering with the GPU", registration, "s", "", 0.0, "", None),
+    ]
+
+
+@contextlib.contextmanager
+def made_up_store(num_bytes: int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-") as folder:
+        write_made_up_store(folder, config_of_size(num_bytes, _LAYERS))
+        yield Path(folder)
+
+
+class Rank:
+    """One rank's process."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        words = [sys.executable, "-m", f"{__package__}.tables_rank", json.dumps(job)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self.loaded: dict[str, Any] = {}
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            _, errors = self._process.communicate()
+            raise EngramError(f"bench: {' '.join(errors.split()) or 'a rank ended'}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        return self.answer()
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def ranks(
+    store: Path, count: int, options: dict[str, Any], keeper: str | None = None
+) -> Iterator[list[Rank]]:
+    """Ranks that have loaded the store's tables, and hold them."""
+    tables = {
+        table_name(layer): {"store": str(store), "layer": layer, **options} for layer in _LAYERS
+    }
+    job = {"store": str(store), "seed": _SEED, "tables": tables}
+    group = {"name": secrets.token_hex(8), "size": count, "keeper": keeper}
+    started = [Rank(job | {"group": group | {"rank": rank}}) for rank in range(count)]
+    try:
+        for rank in started:
+            rank.loaded = rank.answer()
+        yield started
+    finally:
+        for rank in started:
+            rank.end()
+
+
+@contextlib.contextmanager
+def _keeper(store: Path, name: str) -> Iterator[dict[str, Any]]:
+    words = [sys.executable, "-m", "trtllm_engram.runtime.cli", "tables", "serve", str(store)]
+    words += ["--formula", "--seed", str(_SEED), "--name", name, "--json"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield _read_document(process.stdout)
+        except EOFError:
+            _, errors = process.communicate()
+            raise EngramError(f"bench: {' '.join(errors.split())}") from None
+        finally:
+            process.terminate()
+
+
+def _read_document(lines: Any) -> dict[str, Any]:
+    """The one JSON object that a process prints, which goes on afterwards."""
+    text = ""
+    for line in lines:
+        text += line
+        if line == "}\n":
+            document: dict[str, Any] = json.loads(text)
+            return document
+    raise EOFError
+
+
+def _bind_seconds(loaded: Sequence[dict[str, Any]]) -> float:
+    """From when the last rank came until all had their tables, without the registration."""
+    seconds: float = min(one["seconds"] for one in loaded)
+    return seconds - _registered_seconds(loaded)
+
+
+def _registered_seconds(loaded: Sequence[dict[str, Any]]) -> float:
+    seconds: float = max(
+        sum(table["registered_seconds"] or 0.0 for table in one["tables"].values())
+        for one in loaded
+    )
+    return seconds
+
+
+def _write_store(store: Path, config: EngramConfig) -> None:
+    """A made-up store with its files, whose bytes are the formula's."""
+    write_made_up_store(store, config)
+    manifest = read_manifest(store)
+    for layer_id, parts in manifest.layers.items():
+        for name in (VALUES, SCALES):
+            span = manifest.span(store, parts[name])
+            with writing(span.file), span.file.open("wb") as file:
+                for _, data in Formula(config, layer_id, name, _SEED).chunks(0, span.nbytes):
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def _spans(store: Path) -> list[Any]:
+    manifest = read_manifest(store)
+    return [
+        manifest.span(store, parts[name])
+        for parts in manifest.layers.values()
+        for name in (VALUES, SCALES)
+    ]
+
+
+def _copy_by_dd(files: Sequence[Path], target: Path, readers: int) -> None:
+    """Each reader copies its part of each file into a file of its own."""
+    processes = []
+    for reader in range(readers):
+        script, words = [], []
+        for index, file in enumerate(files):
+            size = file.stat().st_size
+            begin, end = size * reader // readers, size * (reader + 1) // readers
+            script.append(
+                f'dd if="${2 * index + 1}" of="${2 * index + 2}" bs=4M status=none '
+                f"iflag=skip_bytes,count_bytes skip={begin} count={end - begin}"
+            )
+            words += [str(file), str(target / f"{reader}.{index}")]
+        processes.append(subprocess.Popen(["sh", "-ec", "\n".join(script), "sh", *words]))
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise EngramError(f"bench: dd: expected copies of {files[0].parent}, found a failure")
+
+
+def _warm(files: Sequence[Path], scratch: Path) -> None:
+    """The files in the page cache, and nothing left of the last copies."""
+    for copy in scratch.iterdir():
+        copy.unlink()
+    for file in files:
+        with file.open("rb") as opened:
+            while opened.read(64 << 20):
+                pass
+
+
+def _ram_folder() -> Path:
+    """Where dd writes to memory."""
+    return Path("/dev/shm")
+
+
+def _count(num_ranks: int) -> str:
+    return "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of `bench tables`: python -m trtllm_engram.runtime.bench.tables_rank JSON
+
+JSON is {store, seed, tables, group}: tables are bind_all's, group has Group's arguments. It binds
+the tables, checks rows, and prints {seconds, tables, before_bytes}, seconds being those of the bind
+alone. For every line of input after that it prints {pss_bytes}, its memory now; it ends with its
+input.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtllm_engram.builder.config import EngramConfig
+from trtllm_engram.builder.formula import row_bytes
+from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
+from trtllm_engram.builder.manifest import read_manifest
+from trtllm_engram.plugins.errors import EngramError, InputError
+
+from .. import demo_check
+from ..group import Group
+from ..machine import read_text
+from ..tables import Tables
+
+_CHECKED_TOKENS = 64
+_WARM_UP_BYTES = 1 << 20
+
+
+def main(text: str) -> None:
+    job = json.loads(text)
+    _warm_up()
+    before_bytes = _pss_bytes()
+    with Tables(Group(**job["group"])) as tables:
+        started = time.perf_counter()
+        tables.bind_all(job["tables"])
+        seconds = time.perf_counter() - started
+        config = read_manifest(job["store"]).config
+        for name, table in tables.describe().items():
+            _check(tables, name, config, table, job["seed"])
+        _tell({"seconds": seconds, "tables": tables.describe(), "before_bytes": before_bytes})
+        for _ in sys.stdin:
+            _tell({"pss_bytes": _pss_bytes()})
+
+
+def _warm_up() -> None:
+    """Loads the library, and starts CUDA where there is a GPU to register memory with."""
+    with tempfile.TemporaryDirectory(prefix="trtllm-engram-") as folder:
+        write_made_up_store(folder, config_of_size(_WARM_UP_BYTES, layers=(0,)))
+        with Tables(Group(rank=0, size=1)) as tables:
+            tables.bind("warm-up", folder, layer=0, formula_seed=0)
+
+
+def _check(
+    tables: Tables, name: str, config: EngramConfig, table: dict[str, Any], seed: int
+) -> None:
+    shape = (_CHECKED_TOKENS, config.num_columns)
+    places = np.linspace(0, table["num_rows"] - 1, _CHECKED_TOKENS * config.num_columns)
+    ids = places.astype(np.int32).reshape(shape)
+    values, scales = row_bytes(config, table["layer"], ids.ravel(), seed)
+    right = demo_check.rows(values, scales, np.arange(ids.size, dtype=np.int32).reshape(shape))
+    if not np.array_equal(tables.lookup(name, ids).view(np.uint16), right.view(np.uint16)):
+        raise EngramError(f"bench: {name}: expected the formula's rows, found others")
+
+
+def _pss_bytes() -> int:
+    """This process's memory: what it shares counts in parts, one for each that shares it."""
+    text = read_text(Path("/proc/self/smaps_rollup"))
+    found = re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except (EngramError, InputError) as error:
+        sys.exit(str(error))
