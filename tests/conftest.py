@@ -7,9 +7,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 import tensorrt_installs
+from kept_plans import keep_plans
 
 PARTS = ("gpu", "trt", "engine", "multiproc", "slow")
 
@@ -58,7 +60,13 @@ COMMANDS = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--keep-plans", metavar="DIR", type=Path, help="see kept_plans.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := config.getoption("--keep-plans"):
+        keep_plans(folder)
     unknown = required_parts() - set(PARTS)
     if unknown:
         raise pytest.UsageError(

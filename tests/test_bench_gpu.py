@@ -125,12 +125,12 @@ def test_every_benchmark_runs(name, monkeypatch, capsys):
     assert main(["bench", name, "--tokens", "1,130", "--table-gb", "0.01", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)["results"]
     assert {entry["T"] for entry in entries} == {1, 130}
-    assert all(entry["ours_us"] > 0 and entry["share"] > 0 for entry in entries)
+    assert all(entry["ours_us"] > 0 and entry["bytes"] > 0 for entry in entries)
 
 
 @pytest.mark.gpu
-def test_a_wrong_result_is_not_timed(monkeypatch):
+def test_a_wrong_result_is_not_timed(monkeypatch, capsys):
     right = ops.lookup
     monkeypatch.setattr(ops, "lookup", lambda *args, **options: right(*args, **options) * 2)
-    with pytest.raises(EngramError, match="bench: lookup to BF16, T = 1: ours gave another result"):
-        main(["bench", "lookup", "--tokens", "1", "--table-gb", "0.01"])
+    assert main(["bench", "lookup", "--tokens", "1", "--table-gb", "0.01"]) == 1
+    assert "lookup to BF16, T = 1: ours gave another result" in capsys.readouterr().err

@@ -370,7 +370,7 @@ def test_polygraphy_with_an_engine(store, plan):
 @with_each_wrong_table
 def test_polygraphy_tells_wrong_tables(store, plan, tmp_path, monkeypatch, spoil):
     """The same with tables that TRTLLM_ENGRAM_TABLES binds: exit code 1 where one is wrong."""
-    feed = make_feeds(store, [(1, 1), (37, 3)])[1]
+    feed = make_feeds(store, [(37, 3), (1, 1)])[0]
     toml = spoilt(store, tmp_path, spoil, feed)
     monkeypatch.setenv("TRTLLM_ENGRAM_TABLES", str(toml))
     options = ["--engram-store", store.path, "--engram-placement", "none"]

@@ -76,7 +76,9 @@ def setup() -> Setup:
 def load_data() -> Iterator[dict[str, Any]]:
     """polygraphy's data loader."""
     chosen = setup()
-    for feed in make_feeds(chosen.store, chosen.sizes, options=chosen.options, seed=chosen.seed):
+    # polygraphy keeps the first iteration's host buffers, which can shrink but not grow.
+    sizes = sorted(chosen.sizes, reverse=True)
+    for feed in make_feeds(chosen.store, sizes, options=chosen.options, seed=chosen.seed):
         yield {name: as_input(array) for name, array in feed.items()}
 
 

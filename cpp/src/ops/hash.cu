@@ -218,26 +218,26 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int64_t first = row_offset(blockIdx.x, Size::kTokensPerBlock);
 
-  // Sources
-  if (thread >= kIdThreads) {
-    const int lane = thread % Size::kTokenLanes;
-    const int slot = (thread - kIdThreads) / Size::kTokenLanes;
-    prefetch_sources(args, min(first + slot, args.num_tokens - 1), lane);
-    sources[slot][lane] = find_source<Size::kTokenLanes>(args, fault, first + slot, lane);
-    __syncthreads();
-    return;
-  }
-
-  // Constants
   const int num_ids = args.num_layers * (Size::ngram_size(args) - 1) * Size::num_heads(args);
   const int num_id_threads = min(num_ids, kIdThreads);
   const int num_groups = kIdThreads / num_id_threads;  // tokens at a time
   const int group = thread / num_id_threads;
   int i = thread - group * num_id_threads;
-  auto constants = load_constants<kNgramSize, kNumHeads>(args, i);
-  FastMod remainder = fast_mod(constants.prime);
+  IdConstants<Size::kMaxSources> constants;
+  FastMod remainder;
+
+  // Sources, and constants
+  if (thread >= kIdThreads) {
+    const int lane = thread % Size::kTokenLanes;
+    const int slot = (thread - kIdThreads) / Size::kTokenLanes;
+    prefetch_sources(args, min(first + slot, args.num_tokens - 1), lane);
+    sources[slot][lane] = find_source<Size::kTokenLanes>(args, fault, first + slot, lane);
+  } else {
+    constants = load_constants<kNgramSize, kNumHeads>(args, i);
+    remainder = fast_mod(constants.prime);
+  }
   __syncthreads();
-  if (group >= num_groups) return;
+  if (thread >= kIdThreads || group >= num_groups) return;
 
   // Ids
   const int num_tokens =

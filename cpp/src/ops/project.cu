@@ -23,10 +23,6 @@ constexpr Kernel kSm90[] = {{ENGRAM_PROJECT_SM90_16, 16, project_sm90_16},
                             {ENGRAM_PROJECT_SM90_128, 128, project_sm90_128},
                             {ENGRAM_PROJECT_SM90_256, INT64_MAX, project_sm90_256}};
 
-//! Whether ENGRAM_PROJECT_AUTO takes kSm90. Its kernels gave the generic one's bits on an H200 in
-//! the build before this one; in this form they have not run yet, so they run where they are named.
-constexpr bool kChooseSm90 = false;
-
 //! What the copy engine asks for, and 16-byte writes of outputs.
 bool fits_sm90(const engram_project_args& args) {
   return is_aligned(16, args.x, args.weight, args.out) && args.out_features % 8 == 0;
@@ -56,9 +52,7 @@ cudaError_t project_cuda(const engram_project_args& args, cudaStream_t stream) {
     if (code != cudaSuccess) return code;
   }
   const Kernel* kernel = nullptr;
-  const bool wanted = kChooseSm90 || args.kernel != ENGRAM_PROJECT_AUTO;
-  if (wanted && major == 9 && minor == 0 && num_blocks > 1 && fits_sm90(args) &&
-      project_sm90_is_built()) {
+  if (major == 9 && minor == 0 && num_blocks > 1 && fits_sm90(args) && project_sm90_is_built()) {
     kernel = find(kSm90, args.kernel, args.num_tokens);
   }
   if (kernel == nullptr) kernel = find(kGeneric, args.kernel, args.num_tokens);
