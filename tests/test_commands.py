@@ -197,15 +197,19 @@ def test_inspect_tells_what_it_is(run, files):
 def test_size_of_the_true_model(run, files):
     golden = json.loads((ROOT / "runtime/data/golden_hash.json").read_text())
     (files / "true.json").write_text(json.dumps(golden["config"]))
-    machine = ("--gpus", "8", "--gpu-memory", "141", "--ram", "200")
+    machine = ("--gpus", "8", "--gpu-memory", "141", "--ram", "200", "--numa-nodes", "2")
     _, out, _ = run("size", "true.json", *machine, "--json")
     placements = {one["name"]: one for one in json.loads(out)["placements"]}
     total = (384006168 + 384016682) * 264
     assert placements["host"]["ram_bytes"] == total
+    assert placements["host, numa gpu"]["ram_bytes"] == 2 * total
+    assert placements["host, memory private"]["ram_bytes"] == 8 * total
     assert placements["device_sharded"]["gpu_bytes"] == -(-total // 8)
     assert {name: one["fits"] for name, one in placements.items()} == {
         "host": False,
         "host, scales on GPU": True,
+        "host, numa gpu": False,
+        "host, memory private": False,
         "device": False,
         "device_sharded": True,
         "disk": True,

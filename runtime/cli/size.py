@@ -28,6 +28,7 @@ class _Machine:
     ram_bytes: int
     num_gpus: int
     gpu_bytes: int  # of each
+    numa_nodes: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", metavar="N", type=int, help="GPUs (default: this machine's)")
     parser.add_argument("--gpu-memory", metavar="GB", type=float, help="of each GPU")
     parser.add_argument("--ram", metavar="GB", type=float, help="of the node")
+    parser.add_argument("--numa-nodes", metavar="N", type=int, help="of the node")
     console.add_json_option(parser)
 
 
@@ -69,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         if node.num_gpus
         else "no GPU"
     )
-    pairs.append(("node", f"{console.human_bytes(node.ram_bytes)} of RAM, {gpus}"))
+    nodes = f" in {node.numa_nodes} NUMA nodes" if node.numa_nodes > 1 else ""
+    pairs.append(("node", f"{console.human_bytes(node.ram_bytes)} of RAM{nodes}, {gpus}"))
     console.print_pairs(pairs, out)
     out.print()
     rows_shown = [
@@ -93,23 +96,27 @@ def _read_config(model: Path) -> EngramConfig:
 
 
 def _machine(args: argparse.Namespace) -> _Machine:
-    for name in ("gpus", "gpu_memory", "ram"):
+    for name, least in (("gpus", 0), ("gpu_memory", 0), ("ram", 0), ("numa_nodes", 1)):
         value = getattr(args, name)
-        if value is not None and not 0 <= value <= 1e9:
-            raise InputError(f"--{name.replace('_', '-')}: expected 0 to 1e9, found {value:g}")
+        if value is not None and not least <= value <= 1e9:
+            raise InputError(
+                f"--{name.replace('_', '-')}: expected {least} to 1e9, found {value:g}"
+            )
     gpus = probe_driver().gpus
     num_gpus = len(gpus) if args.gpus is None else args.gpus
     smallest = min((gpu.total_bytes for gpu in gpus), default=0)
     gpu_bytes = smallest if args.gpu_memory is None else int(args.gpu_memory * _GB)
     ram_bytes = machine.usable_memory_bytes() if args.ram is None else int(args.ram * _GB)
-    return _Machine(ram_bytes, num_gpus, gpu_bytes)
+    numa_nodes = args.numa_nodes or max(1, len(machine.numa_nodes()))
+    return _Machine(ram_bytes, num_gpus, gpu_bytes, numa_nodes)
 
 
 def _placements(config: EngramConfig, node: _Machine) -> list[_Placement]:
     rows = sum(config.num_embeddings)
     table_bytes = rows * _row_bytes(config)
     scale_bytes = rows * _scale_bytes(config)
-    share = -(-table_bytes // max(1, node.num_gpus))
+    num_ranks = max(1, node.num_gpus)
+    share = -(-table_bytes // num_ranks)
 
     def placement(name: str, what: str, ram_bytes: int, gpu_bytes: int) -> _Placement:
         fits = ram_bytes <= node.ram_bytes and gpu_bytes <= node.gpu_bytes
@@ -118,12 +125,21 @@ def _placements(config: EngramConfig, node: _Machine) -> list[_Placement]:
         )
 
     return [
-        placement("host", "RAM, one copy a node", table_bytes, 0),
+        placement("host", "RAM, one copy for all ranks", table_bytes, 0),
         placement(
             "host, scales on GPU",
             f"RAM, {_scale_bytes(config)} of {_row_bytes(config)} bytes in each GPU",
             table_bytes - scale_bytes,
             scale_bytes,
+        ),
+        placement(
+            "host, numa gpu", "RAM, a copy on each NUMA node", table_bytes * node.numa_nodes, 0
+        ),
+        placement(
+            "host, memory private",
+            f"RAM, {num_ranks} copies, one a rank",
+            table_bytes * num_ranks,
+            0,
         ),
         placement("device", "every GPU, a copy each", 0, table_bytes),
         placement("device_sharded", "all GPUs together", 0, share),
