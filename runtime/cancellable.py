@@ -24,23 +24,31 @@ def run_cancellable(
     done = threading.Event()
     errors: list[BaseException] = []
     context = current_context()  # the GPU that the caller has chosen
+    lock = threading.Lock()
+    running = abandoned = False
 
     def run() -> None:
+        nonlocal running
+        with lock:
+            running = not abandoned
         try:
-            use_context(context)
-            work()
+            if running:
+                use_context(context)
+                work()
         except BaseException as error:
             errors.append(error)
         finally:
             done.set()
 
     thread = threading.Thread(target=run, name="engram-tables", daemon=True)
-    thread.start()
     try:
+        thread.start()
         while not done.wait(_POLL_S):
             poll()
     except BaseException:
-        while not done.is_set():  # the first call may come before there is anything to cancel
+        with lock:  # a thread that has not begun yet, or could not be started, does not begin
+            abandoned = True
+        while running and not done.is_set():  # the first call may find nothing to cancel yet
             cancel()
             done.wait(_POLL_S)
         raise
