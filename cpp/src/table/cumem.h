@@ -16,50 +16,57 @@
 namespace engram {
 
 //! Why this process cannot create, share and read memory of this kind with `device`, in one line;
-//! empty where it can. Tries all of it on one granule. Leaves no CUDA error behind.
-std::string cumem_problem(int device);
+//! empty where it can. Tries all of it, with a granule on each node of the policy (those of
+//! CumemMemory::create). Leaves nothing allocated and no CUDA error behind.
+std::string cumem_problem(int device, const NumaPolicy& numa = {});
 
 //! Mapped at one address range for the CPU and for one GPU. Ends in the process that made it
 //! alone: a forked child's copy does nothing, for the child has no such mapping.
 class CumemMemory {
  public:
-  //! One part a node, of equal size but for the last. kNode: that node; kInterleave: one part on
-  //! each node that the process may use; else the GPU's node (where unknown: this thread's).
-  //! Throws Error: ENGRAM_CUDA_UNAVAILABLE, ENGRAM_OUT_OF_MEMORY, ENGRAM_CUDA_ERROR.
+  //! In up to kMaxParts parts of equal size (but for the last). kNode: on that node; kInterleave:
+  //! part by part on the nodes that the process may use; else on the GPU's node (where unknown:
+  //! this thread's). Throws Error: ENGRAM_CUDA_UNAVAILABLE, ENGRAM_OUT_OF_MEMORY,
+  //! ENGRAM_CUDA_ERROR.
   static CumemMemory create(int device, const NumaPolicy& numa, int64_t num_bytes,
                             const std::string& label);
-  //! What another process created with the same num_bytes and policy. Throws Error.
+  //! What another process created with the same num_bytes. Throws Error.
   static CumemMemory attach(int device, const std::vector<FileDescriptor>& descriptors,
                             int64_t num_bytes, const std::string& label);
   CumemMemory(CumemMemory&& other) noexcept;
   CumemMemory& operator=(CumemMemory&& other) = delete;
   ~CumemMemory();
 
-  uint8_t* data() const;
+  //! Size of a part, or more where kMaxParts would not do: a message holds only so many
+  //! descriptors. Several, so that threads allocate (the kernel clears pages) side by side.
+  static constexpr int64_t kPartBytes = int64_t{1} << 30;
+  static constexpr int64_t kMaxParts = 16;
+
+  uint8_t* data() const { return reinterpret_cast<uint8_t*>(address_); }
   int64_t mapped_bytes() const { return mapped_bytes_; }
   //! New descriptors of the parts, in order: POSIX ones of the driver or, on machines that share
-  //! by fabric alone, small files with the fabric handles. Throws Error.
+  //! by fabric handles alone, small files that hold those. Throws Error.
   std::vector<FileDescriptor> export_descriptors() const;
 
  private:
   struct Part {
-    uint64_t handle = 0;
+    unsigned long long handle = 0;
     int64_t begin = 0;
     int64_t num_bytes = 0;
     bool mapped = false;
   };
 
-  CumemMemory() = default;
-  void map(int device, const std::string& label);
+  CumemMemory(int device, int64_t num_bytes, std::string label);
+  void map();
   void release() noexcept;
 
+  int device_;
+  std::string label_;
+  bool fabric_ = false;
+  pid_t owner_;
   uint64_t address_ = 0;
   int64_t mapped_bytes_ = 0;
-  int64_t part_bytes_ = 0;
-  bool fabric_ = false;
-  int device_ = -1;
-  pid_t owner_ = 0;
-  std::vector<Part> parts_;
+  std::vector<Part> parts_;  // those with a handle have memory
 };
 
 }  // namespace engram

@@ -94,8 +94,8 @@ class HostMemory {
   //! numbers, never a signal. `cancelled` as in populate_pages (pages.h). kCumem: nothing to do.
   void prefault(int64_t begin, int64_t end, const std::function<bool()>& cancelled = {});
 
-  //! Forbids this process to write, from now on; for after loading. Registered or not. Throws
-  //! Error. kCumem: nothing to do.
+  //! Forbids this process to write, from now on: for after loading and registration. Throws Error.
+  //! kCumem: nothing to do.
   void protect();
 
   //! Whether forked children get the memory (the default). Registered kPrivate memory should not
@@ -103,9 +103,13 @@ class HostMemory {
   void set_inherited(bool inherited);
 
  private:
-  HostMemory() = default;
-  void map(int file, Access access);
-  void release() noexcept;
+  HostMemory();
+  static HostMemory prepare(const HostMemoryOptions& options, int64_t num_bytes,
+                            const std::string& label);
+  void map(int file);
+  uint8_t* reserve(int64_t num_bytes, int protection, int flags, int file);
+  void take(CumemMemory&& cumem);
+  void swap(HostMemory& other) noexcept;
 
   HostMemoryOptions options_;
   std::string label_;
@@ -113,6 +117,8 @@ class HostMemory {
   uint8_t* data_ = nullptr;
   int64_t num_bytes_ = 0;
   int64_t mapped_bytes_ = 0;
+  uint8_t* reserved_ = nullptr;  // the range of addresses that data_ lies in
+  int64_t reserved_bytes_ = 0;
   bool inherited_ = true;
   pid_t owner_ = 0;
   std::vector<FileDescriptor> descriptors_;

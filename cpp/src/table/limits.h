@@ -13,56 +13,59 @@
 
 namespace engram {
 
-//! A cgroup that bounds memory: this process's own or one above it.
+//! What a cgroup allows: this process's own or one above it.
 struct CgroupLimit {
   std::string identity;  //!< equal for two processes if and only if it is the same cgroup
-  std::string path;      //!< of its folder, as this process sees it
-  std::string file;      //!< that holds the limit, such as "memory.max"
-  bool hugetlb = false;  //!< bounds pages of hugetlb (2 MiB), else all other memory
-  bool refuses = true;   //!< false: the kernel slows down beyond it (memory.high), for a warning
+  std::string file;      //!< the limit's, as this process sees it: /sys/fs/cgroup/.../memory.max
+  bool hugetlb = false;  //!< on hugetlb pages of 2 MiB, else on all other memory
+  bool refuses = true;   //!< false: beyond it the kernel only slows down (memory.high)
   int64_t limit = 0;     //!< bytes
-  int64_t used = 0;      //!< bytes, less what the kernel can drop at once (page cache of files)
+  int64_t used = 0;      //!< bytes, without what makes way at once (page cache of files)
 };
 
 //! Room on a NUMA node.
 struct NodeRoom {
   int node = 0;
-  bool allowed = true;          //!< by this process's cpuset
-  int64_t free_bytes = 0;       //!< free, or page cache of files, which makes way
-  int64_t free_huge_bytes = 0;  //!< on hugetlb pages of 2 MiB
+  bool allowed = true;             //!< by this process's cpuset
+  int64_t free_bytes = 0;          //!< free, or page cache of files, which makes way
+  int64_t free_hugetlb_bytes = 0;  //!< on hugetlb pages of 2 MiB
 };
 
 //! What bounds the memory of one process, as it stands now; -1 where the machine does not say.
 struct Limits {
   std::vector<CgroupLimit> cgroups;
   std::vector<NodeRoom> nodes;
-  int64_t available_bytes = -1;  //!< MemAvailable
-  int64_t free_huge_bytes = -1;  //!< hugetlb pages of 2 MiB nobody has or reserved
-  int64_t shm_size_bytes = -1;   //!< of /dev/shm
+  int64_t available_bytes = -1;     //!< MemAvailable
+  int64_t free_hugetlb_bytes = -1;  //!< on hugetlb pages of 2 MiB
+  std::string shm_identity;         //!< of /dev/shm, as for cgroups
+  int64_t shm_size_bytes = -1;      //!< of /dev/shm, where it is a tmpfs with a size
   int64_t shm_free_bytes = -1;
 };
 
-//! Reads them. `root` is "/" but for tests, which bring files of their own; then /dev/shm is left
-//! out. What cannot be read bounds nothing.
+//! Reads them. What cannot be read bounds nothing. `root` is another folder in tests alone: that of
+//! the files, /dev/shm is always the machine's.
 Limits read_limits(const std::string& root = "/");
 
-//! Of one allocation.
+//! One allocation that is to be.
 struct RoomRequest {
   std::string label;  //!< the table and array, for errors
   HostMemoryOptions options;
   int64_t num_bytes = 0;
-  int creator = 0;  //!< rank whose /dev/shm holds it (kShm)
-  //! Bytes that each rank's process touches first, and its cgroup pays for: sums to num_bytes.
-  //! Empty: the creator touches all.
+  int creator = 0;  //!< the rank that creates it, whose /dev/shm holds it (kShm)
+  //! Bytes that each rank touches first (loads), for these its cgroup pays; by rank, in sum
+  //! num_bytes. Empty: the creator touches all.
   std::vector<int64_t> touched;
 };
 
-//! Refuses (ENGRAM_OUT_OF_MEMORY) what the limits of the group's processes, by rank, do not allow
-//! together: one line with the bytes needed, the bytes there, and which limit. cgroups, /dev/shm,
-//! NUMA nodes and hugetlb pages refuse; MemAvailable too small is a warning that is returned, for
-//! virtual machines grow it. assume_ram (bytes) replaces MemAvailable, and refuses: who gives it
-//! knows. RLIMIT_MEMLOCK is not asked: neither the driver's pinning nor ours counts it (see
-//! registration.cpp).
+//! Refuses (ENGRAM_OUT_OF_MEMORY) what the limits of a group's processes, by rank, do not allow
+//! together: one line with the bytes needed, the bytes there, and which limit it is. cgroups,
+//! /dev/shm, hugetlb pages and, on machines with several, NUMA nodes refuse. MemAvailable too small
+//! is a warning, for virtual machines grow it, and so are memory.high and uneven interleaving: they
+//! are returned, a line each. `assume_ram` (bytes) stands in for MemAvailable and does refuse, for
+//! who gives it knows.
+//! RLIMIT_MEMLOCK is not asked: it bounds mlock(), which nothing here calls; the CUDA driver pins
+//! without counting against it (see registration.cpp), and allocates kCumem without any cgroup's
+//! being charged (kernel-open/nvidia/nv-vm.c asks for no __GFP_ACCOUNT).
 std::vector<std::string> check_room(const std::vector<RoomRequest>& requests,
                                     const std::vector<Limits>& by_rank,
                                     std::optional<int64_t> assume_ram = std::nullopt);

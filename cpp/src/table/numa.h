@@ -31,10 +31,10 @@ std::string numa_policy_name(const NumaPolicy& policy);
 //! The inverse. Throws Error, naming what there is.
 NumaPolicy parse_numa_policy(const std::string& name);
 
-//! Nodes with memory of their own, ascending.
-std::vector<int> memory_nodes();
+//! Nodes with memory of their own, ascending. `root` is another one in tests alone.
+std::vector<int> memory_nodes(const std::string& root = "/");
 //! Those of them that this process may use: its cpuset's mems_allowed, ascending.
-std::vector<int> allowed_nodes();
+std::vector<int> allowed_nodes(const std::string& root = "/");
 //! The node of the CPU that this thread runs on now.
 int current_node();
 //! The node next to a CUDA device; -1 where the machine does not say (virtual machines) or there

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace engram {
 
@@ -28,6 +29,10 @@ int64_t small_page_bytes();
 //! num_bytes in whole pages of the kind, in bytes: what memory of that many bytes takes up.
 int64_t whole_pages(int64_t num_bytes, PageKind kind);
 
+//! Bytes on hugetlb pages of 2 MiB that are still to be had; -1 where the kernel does not say.
+//! `root` is another one in tests alone.
+int64_t free_hugetlb_bytes(const std::string& root = "/");
+
 //! Tells the kernel which pages a mapping wants. A kernel that knows none of it says no, which is
 //! no error: page_share() shows what came of it.
 void advise_pages(uint8_t* begin, int64_t num_bytes, PageKind kind);
@@ -49,9 +54,17 @@ struct PageShare {
   int64_t resident_bytes = 0;
 };
 
-//! From the kernel's own count (smaps); the cost grows with what this process has mapped on small
-//! pages below the range's end, about 0.1 s for 10 GB. Pages that this process did not touch, nor
-//! register with a GPU, count as not resident. Zeros where /proc is not there.
+struct AddressRange {
+  const void* begin = nullptr;
+  int64_t num_bytes = 0;
+};
+
+//! From the kernel's own count (smaps), for mappings of HostMemory, whose borders are those of the
+//! kernel's count. The kernel walks the page tables of all that this process has mapped below the
+//! end of the last range, about 20 ms a GiB on small pages and nothing to speak of on huge ones:
+//! so ask for all ranges at once, and seldom. Pages that this process neither touched nor
+//! registered with a GPU are not resident. Zeros where there is no /proc.
+std::vector<PageShare> page_shares(const std::vector<AddressRange>& ranges);
 PageShare page_share(const void* begin, int64_t num_bytes);
 
 }  // namespace engram
