@@ -102,24 +102,27 @@ def parent_main(args, store, made_up):
             words += [f"--{option}", getattr(args, option)]
     ranks = [Rank(rank, words) for rank in range(args.ranks)]
     try:
-        report(args, [rank.answer() for rank in ranks])
+        loaded = [rank.answer() for rank in ranks]
+        events = {"loaded": loaded}
         if args.kill is not None:
             victim = ranks.pop(args.kill)
             victim.process.send_signal(signal.SIGKILL)
             victim.end()
             for rank in ranks:
                 rank.ask()
-            report(args, [rank.answer() for rank in ranks], f"rank {args.kill} killed")
+            events[f"rank {args.kill} killed"] = [rank.answer() for rank in ranks]
     finally:
         for rank in ranks:
             rank.end()
-
-
-def report(args, holders, event="loaded"):
     if args.json:
-        print(json.dumps({"event": event, "ranks": holders}))
-        return
-    print(event)
+        print(json.dumps(events, indent=2))
+    else:
+        for event, holders in events.items():
+            show(event, holders)
+
+
+def show(event, holders):
+    print(f"{event}:")
     for holder in holders:
         for name, table in holder["tables"].items():
             huge = table["huge_bytes"] / table["num_bytes"]
@@ -142,11 +145,13 @@ def main():
     parser.add_argument("--memory", metavar="KIND", help="memfd (default), shm, cumem or private")
     parser.add_argument("--numa", metavar="POLICY", help="default, local, interleave, node:N, gpu")
     parser.add_argument("--timeout", metavar="S", type=float, default=120.0)
-    parser.add_argument("--json", action="store_true", help="one JSON object for each event")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     for hidden in ("--rank", "--group", "--made-up"):  # what a rank is told by its parent
         kind = {"action": "store_true"} if hidden == "--made-up" else {}
         parser.add_argument(hidden, help=argparse.SUPPRESS, **kind)
     args = parser.parse_args()
+    if args.ranks < 1 or args.kill not in (None, *range(args.ranks)):
+        parser.error(f"expected --kill RANK below --ranks N, found {args.kill} and {args.ranks}")
     if args.rank is not None:
         args.rank = int(args.rank)
         rank_main(args)
