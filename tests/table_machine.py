@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,15 +93,16 @@ def _remove_cgroup(group: Path) -> None:
 
 @functools.cache
 def points_library() -> Path:
-    """The library that stops at points, built by CMake's preset; once for all test processes."""
-    build = ROOT / "build/points"
+    """The library that stops at points, which CMake's preset "sanitize" builds; once for all test
+    processes."""
+    build = ROOT / "build/sanitize"
     build.mkdir(parents=True, exist_ok=True)
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for step in (
-            ["--preset", "points", "--log-level=WARNING"],
-            ["--build", "--preset", "points"],
+            ["--preset", "sanitize", "--log-level=WARNING"],
+            ["--build", "--preset", "sanitize", "--target", "trtllm_engram"],
         ):
             built = subprocess.run(
                 ["cmake", *step], cwd=ROOT / "cpp", env=tools, capture_output=True, text=True
@@ -110,7 +112,21 @@ def points_library() -> Path:
 
 
 @functools.cache
-def import_tree(library: Path) -> Path:
+def library_environment(library: Path) -> dict[str, str]:
+    """What a process needs to load a library with sanitizers, and to find it as trtllm_engram's."""
+    linked = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
+    # NOTE: they must be there before Python is; libstdc++ too, for what they replace of it.
+    names = ("libasan", "libubsan", "libstdc++")
+    paths = [re.search(rf"{re.escape(name)}\.so\S* => (\S+)", linked) for name in names]
+    return {
+        "PYTHONPATH": str(_import_tree(library)),
+        "LD_PRELOAD": " ".join(path[1] for path in paths if path),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+
+
+def _import_tree(library: Path) -> Path:
     """A folder for PYTHONPATH in which trtllm_engram has another library."""
     tree = Path(tempfile.mkdtemp(prefix="engram-points-"))
     atexit.register(shutil.rmtree, tree)

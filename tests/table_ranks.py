@@ -32,7 +32,7 @@ from typing import Any
 
 from checkout import ROOT
 from rank_server import LARGEST
-from table_machine import import_tree, unshare_command, why_no_namespaces
+from table_machine import library_environment, unshare_command, why_no_namespaces
 
 from trtllm_engram.builder.config import EngramConfig
 from trtllm_engram.builder.layout import find_primes
@@ -161,7 +161,7 @@ class Node:
         environment.pop("TRTLLM_ENGRAM_TABLES", None)
         environment["OPENBLAS_NUM_THREADS"] = "1"
         if library is not None:
-            environment["PYTHONPATH"] = str(import_tree(library))
+            environment.update(library_environment(library))
         prepare = f"mount -t tmpfs -o size={shm},mode=1777 tmpfs /dev/shm"
         enter = (
             [*unshare_command(), "sh", "-ec", f'{prepare}; exec "$@"', "sh"]
@@ -171,7 +171,7 @@ class Node:
         command = [sys.executable, str(ROOT / "tests/rank_server.py"), str(theirs.fileno())]
         with theirs:
             self._server = subprocess.Popen(
-                enter + command,
+                [*enter, *command],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -2,7 +2,7 @@
 //! \file points.h
 //! Named places in the table code at which tests stop a process and end it: that nothing is left
 //! behind, and that the others go on, must hold at each. Nothing of it is in a build without
-//! -DENGRAM_STOP_POINTS (the CMake preset "points").
+//! -DENGRAM_STOP_POINTS (the CMake preset "sanitize").
 //!
 //! TRTLLM_ENGRAM_STOP_AT="name" or "name@rank" (the keeper is "name@keeper"): the process writes
 //! the name to the file TRTLLM_ENGRAM_STOP_FILE and stops itself (SIGSTOP) at its first arrival.
