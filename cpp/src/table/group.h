@@ -38,6 +38,8 @@ struct Progress {
   std::atomic<int64_t> total{0};
 };
 
+class Star;  // this rank's side of the meeting: star.h
+
 class Group {
  public:
   //! What a rank adds to an exchange.
@@ -46,21 +48,32 @@ class Group {
   //! What work sees of the group while it runs. Thread-safe.
   class Work {
    public:
+    //! Both outlive it.
+    Work(const std::atomic<bool>& interrupted, std::atomic<int64_t>& done)
+        : interrupted_(interrupted), done_(done) {}
     Work(const Work&) = delete;
     Work& operator=(const Work&) = delete;
+
     //! True once any rank has failed or the user interrupts: then work ends soon, by returning or
-    //! throwing. All ranks wait for it up to kGraceSeconds, this one until it ends.
-    bool cancelled() const;
+    //! throwing. All ranks wait for it up to kGraceSeconds, this one until it ends. What work
+    //! throws after it has been told is taken for its consequence, and is in nobody's Error.
+    bool cancelled() const {
+      if (!stopped_ && !interrupted_) return false;
+      told_ = true;
+      return true;
+    }
     //! Bytes done since the last call, for Progress.
-    void add_bytes(int64_t num_bytes);
+    void add_bytes(int64_t num_bytes) { done_ += num_bytes; }
+
+    //! For the group: cancelled() is true from here on; whether it has said so.
+    void stop() { stopped_ = true; }
+    bool told() const { return told_; }
 
    private:
-    friend class Group;
-    explicit Work(const std::atomic<bool>& interrupted, std::atomic<int64_t>& done)
-        : interrupted_(interrupted), done_(done) {}
     const std::atomic<bool>& interrupted_;
     std::atomic<int64_t>& done_;
     std::atomic<bool> stopped_{false};
+    mutable std::atomic<bool> told_{false};
   };
 
   //! Ranks that work on after another has failed are waited for this long; then their texts are
@@ -93,7 +106,7 @@ class Group {
   void set_total_bytes(int64_t num_bytes);
 
  private:
-  class Star;
+  std::unique_ptr<Progress> own_progress_;  // where the caller has none
   std::unique_ptr<Star> star_;
 };
 

@@ -23,7 +23,7 @@ using Variables = std::function<const char*(const char*)>;
 //! The name is made of the job's id where there is one: TORCHELASTIC_RUN_ID and MASTER_PORT,
 //! PMIX_NAMESPACE, SLURM_JOB_ID and SLURM_STEP_ID; so two jobs on one machine do not meet.
 //! Throws Error for values that are no rank of a group, and where there is one of a pair but no
-//! launcher with both; not for a Slurm batch script, which has SLURM_LOCALID and is no rank.
+//! launcher with both. A Slurm batch script has a rank's variables but is none: a group of one.
 GroupOptions launcher_group(const Variables& variables);
 
 //! By this process's environment.

@@ -78,9 +78,9 @@ class Connection {
   Message receive(Deadline deadline);
 
   //! The same in steps that never wait, for who watches several: queue() adds to what is to be
-  //! sent; the descriptors must stay open until flush(), called whenever fd() can be written, says
-  //! that nothing is left.
-  void queue(const nlohmann::json& data, const std::vector<FileDescriptor>& fds = {});
+  //! sent; the descriptors (which stay the caller's) must stay open until flush(), called whenever
+  //! fd() can be written, says that nothing is left.
+  void queue(const nlohmann::json& data, const std::vector<int>& fds = {});
   //! True: nothing is left. Throws Disconnected, Error.
   bool flush();
   bool has_queued() const { return !queued_.empty(); }
@@ -96,10 +96,11 @@ class Connection {
  private:
   struct Packet {
     std::string bytes;
-    std::vector<int> handles;
+    std::vector<int> fds;
   };
-  //! One packet, if there is one: true where it was a message's last.
-  bool take_packet(bool* any);
+  //! Adds a packet to what has been received, and says whether it was a message's last; none:
+  //! there is no packet.
+  std::optional<bool> take_packet();
   Message finish_message();
 
   FileDescriptor socket_;
