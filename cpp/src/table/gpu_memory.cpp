@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/gpu_memory.h"
+
+#if ENGRAM_CUDA
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+#include "cuda_support.h"
+#include "engram/error.h"
+#include "table/parts.h"
+
+namespace engram {
+namespace {
+
+constexpr CUmemAllocationHandleType kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+CUmemAllocationProp memory_of(int device) {
+  CUmemAllocationProp memory{};
+  memory.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  memory.requestedHandleTypes = kDescriptor;
+  memory.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  memory.location.id = device;
+  return memory;
+}
+
+void check_attribute(int device, CUdevice_attribute attribute, const char* what) {
+  int has = 0;
+  check_driver(cuda_driver().device_get_attribute(&has, attribute, device), what);
+  if (has == 0) {
+    throw Error(ENGRAM_CUDA_UNAVAILABLE,
+                concat("GPU ", pci_bus_id(device), ": expected ", what, ", found none"));
+  }
+}
+
+}  // namespace
+
+std::string pci_bus_id(int device) {
+  std::array<char, 32> text{};
+  check_cuda(cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device),
+             "PCI bus id of a GPU");
+  return text.data();
+}
+
+void check_can_share(int device) {
+  require_cuda(device);
+  check_attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                  "memory that is mapped in steps (cuMemMap)");
+  check_attribute(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+                  "memory that is shared by file descriptors");
+  size_t granule = 0;
+  const CUmemAllocationProp memory = memory_of(device);
+  check_driver(
+      cuda_driver().mem_get_granularity(&granule, &memory, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+      "granularity of GPU memory");
+  ENGRAM_CHECK(granule > 0 && kGranuleBytes % static_cast<int64_t>(granule) == 0, "GPU ",
+               pci_bus_id(device), ": expected memory in granules that divide ", kGranuleBytes,
+               " bytes, found ", granule);
+}
+
+GpuMemory::GpuMemory(CUmemGenericAllocationHandle handle) : handle_(handle), owner_(getpid()) {}
+
+GpuMemory::GpuMemory(GpuMemory&& other) noexcept
+    : handle_(std::exchange(other.handle_, 0)), owner_(other.owner_) {}
+
+GpuMemory::~GpuMemory() {
+  if (handle_ != 0 && owner_ == getpid()) cuda_driver().mem_release(handle_);
+}
+
+GpuMemory GpuMemory::create(int device, int64_t num_bytes, const std::string& label) {
+  CUmemGenericAllocationHandle handle = 0;
+  const CUmemAllocationProp memory = memory_of(device);
+  check_driver(
+      cuda_driver().mem_create(&handle, static_cast<size_t>(num_bytes), &memory, 0),
+      concat(label, ": expected ", num_bytes, " bytes of memory on GPU ", pci_bus_id(device)));
+  return GpuMemory(handle);
+}
+
+GpuMemory GpuMemory::import(const FileDescriptor& descriptor, const std::string& label) {
+  CUmemGenericAllocationHandle handle = 0;
+  auto* const shared = reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor.get()));
+  check_driver(cuda_driver().mem_import(&handle, shared, kDescriptor),
+               label + ": import of another process's GPU memory");
+  return GpuMemory(handle);
+}
+
+FileDescriptor GpuMemory::export_descriptor(const std::string& label) const {
+  int descriptor = -1;
+  check_driver(cuda_driver().mem_export(&descriptor, handle_, kDescriptor, 0),
+               label + ": descriptor for GPU memory");
+  fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+  return FileDescriptor(descriptor);
+}
+
+GpuAddresses::GpuAddresses(int64_t num_bytes, std::string label)
+    : label_(std::move(label)), num_bytes_(num_bytes), owner_(getpid()) {
+  check_driver(cuda_driver().mem_address_reserve(&address_, static_cast<size_t>(num_bytes),
+                                                 static_cast<size_t>(kGranuleBytes), 0, 0),
+               concat(label_, ": ", num_bytes, " bytes of GPU addresses"));
+}
+
+// Errors are passed over: the process may be ending, and the driver with it.
+GpuAddresses::~GpuAddresses() {
+  if (owner_ != getpid()) return;
+  const RelaxedCapture relaxed;
+  try {
+    for (const int device : devices_) {
+      const DeviceGuard guard(device);
+      // NOTE: unlike cudaFree, an unmapping does not wait for what still reads.
+      cudaDeviceSynchronize();
+    }
+  } catch (const Error&) {
+  }
+  cudaGetLastError();
+  for (const Piece& piece : pieces_) {
+    cuda_driver().mem_unmap(address_ + static_cast<CUdeviceptr>(piece.begin),
+                            static_cast<size_t>(piece.num_bytes));
+  }
+  cuda_driver().mem_address_free(address_, static_cast<size_t>(num_bytes_));
+}
+
+void GpuAddresses::map(int64_t begin, int64_t num_bytes, const GpuMemory& memory) {
+  pieces_.reserve(pieces_.size() + 1);
+  // Offset 0, as the driver demands: each piece of a range is memory of its own.
+  check_driver(cuda_driver().mem_map(address_ + static_cast<CUdeviceptr>(begin),
+                                     static_cast<size_t>(num_bytes), 0, memory.handle(), 0),
+               concat(label_, ": mapping of ", num_bytes, " bytes of GPU memory at ", begin));
+  pieces_.push_back({begin, num_bytes});
+}
+
+void GpuAddresses::allow(int device) {
+  devices_.reserve(devices_.size() + 1);
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  check_driver(cuda_driver().mem_set_access(address_, static_cast<size_t>(num_bytes_), &access, 1),
+               concat(label_, ": access for GPU ", pci_bus_id(device)));
+  devices_.push_back(device);
+}
+
+}  // namespace engram
+#endif

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/upload.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "cuda_support.h"
+#include "engram/error.h"
+#include "engram/row.h"
+#include "table/block_sums.h"
+
+#if ENGRAM_CUDA
+#include "cuda_handles.h"
+#include "parallel.h"
+#include "table/formula_cuda.h"
+#endif
+
+namespace engram {
+namespace {
+
+#if ENGRAM_CUDA
+constexpr int64_t kPieceBytes = StoreFile::kPieceBytes;
+constexpr int64_t kFormulaBytes = int64_t{1} << 30;  // made between two looks at `cancelled`
+
+struct FreePinned {
+  void operator()(uint8_t* bytes) const {
+    const RelaxedCapture relaxed;
+    cudaFreeHost(bytes);
+  }
+};
+
+//! Two pinned buffers in turn: one is filled from the file while the other travels to the GPU.
+class Lane {
+ public:
+  Lane() : stream_(make_stream()) {
+    for (Buffer& buffer : buffers_) {
+      void* bytes = nullptr;
+      check_cuda(cudaMallocHost(&bytes, kPieceBytes), "buffer for loading a table");
+      buffer.bytes.reset(static_cast<uint8_t*>(bytes));
+      buffer.sent = make_event();
+    }
+  }
+  ~Lane() { cudaStreamSynchronize(stream_.get()); }  // after an error, too, before the buffers go
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  //! A buffer that nothing travels from; valid until the next call but one.
+  uint8_t* next() {
+    turn_ = 1 - turn_;
+    check_cuda(cudaEventSynchronize(buffers_[turn_].sent.get()), "load a table");
+    return buffers_[turn_].bytes.get();
+  }
+
+  void send(const uint8_t* from, uint8_t* to, int64_t num_bytes) {
+    check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice,
+                               stream_.get()),
+               "load a table");
+  }
+
+  //! What was sent since next() is in the buffer that next() gave.
+  void end_buffer() {
+    check_cuda(cudaEventRecord(buffers_[turn_].sent.get(), stream_.get()), "load a table");
+  }
+
+  void finish() { check_cuda(cudaStreamSynchronize(stream_.get()), "load a table"); }
+
+ private:
+  struct Buffer {
+    std::unique_ptr<uint8_t, FreePinned> bytes;
+    Event sent;
+  };
+
+  std::array<Buffer, 2> buffers_;
+  size_t turn_ = 0;
+  Stream stream_;
+};
+
+//! As many lanes as threads use at a time.
+class Lanes {
+ public:
+  std::unique_ptr<Lane> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<Lane>();
+    std::unique_ptr<Lane> lane = std::move(free_.back());
+    free_.pop_back();
+    return lane;
+  }
+  void put(std::unique_ptr<Lane> lane) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(lane));
+  }
+  void finish() {
+    for (const std::unique_ptr<Lane>& lane : free_) lane->finish();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Lane>> free_;
+};
+
+[[noreturn]] void throw_cancelled() { throw Error(ENGRAM_INTERNAL_ERROR, "loading was cancelled"); }
+
+//! One upload() from a file.
+class FileUpload {
+ public:
+  FileUpload(const SourceReader& reader, const std::vector<UploadRange>& ranges,
+             const UploadOptions& options)
+      : reader_(reader), ranges_(ranges), options_(options) {}
+
+  void run() {
+    const std::vector<UploadUnit> units =
+        upload_units(ranges_, reader_.source().file.num_bytes, options_.verify);
+    const int num_threads = options_.num_threads > 0 ? options_.num_threads : loader_threads(1);
+    parallel_for(static_cast<int64_t>(units.size()), 1, num_threads, [&](int64_t unit, int64_t) {
+      try {
+        const DeviceGuard guard(options_.device);
+        const RelaxedCapture relaxed;
+        std::unique_ptr<Lane> lane = lanes_.take();
+        run_unit(units[static_cast<size_t>(unit)], *lane);
+        lanes_.put(std::move(lane));
+      } catch (...) {
+        stop_ = true;  // the other threads leave at their next piece
+        throw;
+      }
+    });
+    const DeviceGuard guard(options_.device);
+    lanes_.finish();
+  }
+
+ private:
+  void run_unit(const UploadUnit& unit, Lane& lane) {
+    BlockSum sum;
+    size_t range = unit.first_range;
+    for (int64_t begin = unit.begin; begin < unit.end; begin += kPieceBytes) {
+      if (stop_ || (options_.cancelled && options_.cancelled())) throw_cancelled();
+      const int64_t end = std::min(begin + kPieceBytes, unit.end);
+      uint8_t* const bytes = lane.next();
+      reader_.read(bytes, begin, end - begin);
+      if (options_.verify) sum.add(bytes, end - begin);  // while a cache still has it
+      range = send(bytes, begin, end, range, lane);
+      lane.end_buffer();
+    }
+    if (options_.verify) check_block(reader_.source(), unit.begin / kBlockBytes, sum.hex());
+  }
+
+  //! Sends what ranges want of bytes [begin, end); returns the first range that ends after `end`.
+  size_t send(const uint8_t* bytes, int64_t begin, int64_t end, size_t range, Lane& lane) {
+    for (; range < ranges_.size() && ranges_[range].begin < end; ++range) {
+      const UploadRange& wanted = ranges_[range];
+      const int64_t first = std::max(begin, wanted.begin);
+      const int64_t last = std::min(end, wanted.end);
+      if (first < last) {
+        lane.send(bytes + (first - begin), wanted.to + (first - wanted.begin), last - first);
+        if (options_.add_bytes) options_.add_bytes(last - first);
+      }
+      if (wanted.end > end) break;
+    }
+    return range;
+  }
+
+  const SourceReader& reader_;
+  const std::vector<UploadRange>& ranges_;
+  const UploadOptions& options_;
+  std::atomic<bool> stop_{false};
+  Lanes lanes_;
+};
+
+void fill(const FormulaKey& key, const std::vector<UploadRange>& ranges,
+          const UploadOptions& options) {
+  const DeviceGuard guard(options.device);
+  const RelaxedCapture relaxed;
+  const Stream stream = make_stream();
+  for (const UploadRange& range : ranges) {
+    for (int64_t begin = range.begin; begin < range.end; begin += kFormulaBytes) {
+      if (options.cancelled && options.cancelled()) throw_cancelled();
+      const int64_t num_bytes = std::min(kFormulaBytes, range.end - begin);
+      check_cuda(
+          fill_formula_cuda(key, begin, num_bytes, range.to + (begin - range.begin), stream.get()),
+          "fill a table by its formula");
+      check_cuda(cudaStreamSynchronize(stream.get()), "fill a table by its formula");
+      if (options.add_bytes) options.add_bytes(num_bytes);
+    }
+  }
+}
+#endif
+
+}  // namespace
+
+std::vector<UploadUnit> upload_units(const std::vector<UploadRange>& ranges, int64_t num_bytes,
+                                     bool verify) {
+  std::vector<UploadUnit> units;
+  int64_t done = 0;
+  for (size_t range = 0; range < ranges.size(); ++range) {
+    int64_t begin = std::max(done, ranges[range].begin);
+    if (verify) begin = std::max(done, begin / kBlockBytes * kBlockBytes);
+    while (begin < ranges[range].end) {
+      const int64_t block_end = std::min((begin / kBlockBytes + 1) * kBlockBytes, num_bytes);
+      const int64_t end = verify ? block_end : std::min(block_end, ranges[range].end);
+      units.push_back({begin, end, range});
+      begin = done = end;
+    }
+  }
+  return units;
+}
+
+void upload([[maybe_unused]] const SourceReader& reader,
+            [[maybe_unused]] const std::vector<UploadRange>& ranges, const UploadOptions& options) {
+  require_cuda(options.device);
+#if ENGRAM_CUDA
+  const Source& source = reader.source();
+  if (source.formula) return fill(*source.formula, ranges, options);
+  const int64_t num_blocks = ceil_div(source.file.num_bytes, kBlockBytes);
+  if (options.verify && static_cast<int64_t>(source.file.block_sums.size()) != num_blocks) {
+    check_block(source, 0, "");  // throws, before anything is read
+  }
+  FileUpload(reader, ranges, options).run();
+#endif
+}
+
+}  // namespace engram
