@@ -44,8 +44,8 @@ class Group:
             containers with separate network namespaces. Default: a name without a file.
         timeout_s: how long ranks wait for each other; default 120.
         assume_ram: bytes of memory to be had, where MemAvailable does not know.
-        keeper: the process of `tables serve` to attach to, for memory = "keeper"; default: any of
-            this user's that has the table.
+        keeper: the process of `tables serve` to attach to, for memory = "keeper": its name or its
+            socket's path; default: any of this user's that has the table.
 
     What is None is as the launcher's variables say (OMPI_COMM_WORLD_LOCAL_RANK, SLURM_LOCALID,
     LOCAL_RANK, MPI_LOCALRANKID and their sizes), else this process is alone.

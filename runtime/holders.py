@@ -20,7 +20,6 @@ from .machine import ROOT, read_text
 _LINK = "/memfd:trtllm-engram.tables (deleted)"
 _FORMAT_VERSION = 1
 _MAX_BYTES = 1 << 20
-_TRIES = 3  # of reading: a record is rewritten in place
 
 KEEPER = "keeper"
 
@@ -84,14 +83,12 @@ def _records(folder: Path) -> Iterator[Path]:
 
 
 def _read(pid: int, file: Path) -> Holder | None:
-    for _ in range(_TRIES):
-        with file.open("rb") as opened:
-            content = opened.read(_MAX_BYTES)
-        try:
-            return _parse(pid, json.loads(content))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-    return None
+    with file.open("rb") as opened:
+        content = opened.read(_MAX_BYTES)
+    try:
+        return _parse(pid, json.loads(content))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _parse(pid: int, data: dict[str, Any]) -> Holder | None:

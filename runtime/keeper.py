@@ -44,7 +44,7 @@ def serve(
         elif not ready:
             report_progress(progress)
             holder = find_holder(os.getpid())
-            if holder is not None:
+            if holder is not None and holder.role == KEEPER:
                 ready = True
                 on_ready(holder)
 
