@@ -3,24 +3,18 @@
 //! Named tables: one registry a process. Plans hold names; here names get rows to read.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engram/table_options.h"
+
 namespace engram {
-
-//! Where an array lies.
-enum class Placement {
-  kHost,    //!< host memory, once for the process; pinned, so that every GPU reads it in place
-  kDevice,  //!< a copy in the memory of each GPU that asks for it
-};
-
-//! "host" or "device".
-const char* placement_name(Placement placement);
 
 //! A byte range of a file.
 struct FileRange {
@@ -40,18 +34,8 @@ struct TableInfo {
   int32_t head_dim = 0;     //!< D
   int64_t num_rows = 0;
   std::vector<int64_t> column_rows;  //!< [C], their sum is num_rows
-  FileRange values;  //!< FP8 [num_rows, D]
-  FileRange scales;  //!< E8M0 [num_rows, D/32]
-};
-
-//! How to bind a table: the keys of a TOML table.
-struct TableOptions {
-  std::string store;       //!< folder with engram.json
-  std::string checkpoint;  //!< where the checkpoint lies now; empty: where the store says
-  int32_t layer = 0;
-  Placement placement = Placement::kHost;
-  Placement scales = Placement::kHost;
-  std::string expect_content;  //!< refuse another content_id; empty: take any
+  FileRange values;                  //!< FP8 [num_rows, D]
+  FileRange scales;                  //!< E8M0 [num_rows, D/32]
 };
 
 //! What a lookup on one device reads.
@@ -60,30 +44,48 @@ struct TableView {
   const uint8_t* scales = nullptr;
 };
 
-//! Memory that is filled from a file once, and freed with this object.
+class HostMemory;
+
+//! The memory of one array of a table; freed with this object.
 class TableArray {
  public:
   virtual ~TableArray() = default;
-  //! Address for kernels of `device`; loads what is not there yet. Throws Error.
+  //! Address for kernels of `device`; loads or registers what is not there yet. Throws Error.
   virtual const uint8_t* on_device(int device) = 0;
   //! Address for this CPU; null where the memory is a GPU's.
   virtual const uint8_t* on_host() = 0;
+  //! Null where the memory is a GPU's.
+  virtual const HostMemory* host_memory() const { return nullptr; }
+  //! How long a GPU's registration of host memory took; none: there was none.
+  virtual std::optional<double> registered_seconds() const { return std::nullopt; }
 };
 
-//! What a bind call that runs says to other threads, and is told by them.
-struct LoadProgress {
-  std::atomic<int64_t> done{0};  //!< bytes, over all ranks
-  std::atomic<int64_t> total{0};
-  std::atomic<bool> cancelled{false};
+//! How a table came to be where it is, for reports.
+struct TableHistory {
+  std::string group;  //!< name
+  int32_t rank = 0;
+  int32_t size = 1;
+  std::string keeper;     //!< name of the process that holds the memory; empty: the
+                          //!< ranks do
+  int64_t num_bytes = 0;  //!< that this process's part of the arrays takes
+  double since = 0;       //!< seconds since 1970
+  double load_seconds = 0;
+  int64_t huge_bytes = 0;  //!< of the host memory, on pages of 2 MiB
 };
 
+//! Arrays under what a store says of them.
 class Table {
  public:
-  //! Reads the store's manifest and, in host memory, the rows. Throws Error.
-  explicit Table(const TableOptions& options);
+  //! `held` is freed after the arrays.
+  Table(TableOptions options, TableInfo info, TableHistory history,
+        std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
+        std::shared_ptr<void> held);
 
   const TableInfo& info() const { return info_; }
   const TableOptions& options() const { return options_; }
+  const TableHistory& history() const { return history_; }
+  const TableArray& values() const { return *values_; }
+  const TableArray& scales() const { return *scales_; }
   //! Thread-safe; the pointers live as long as this object.
   TableView view(int device) const;
   //! For this CPU. Throws Error where the arrays are not in host memory.
@@ -92,51 +94,66 @@ class Table {
  private:
   TableOptions options_;
   TableInfo info_;
+  TableHistory history_;
+  std::shared_ptr<void> held_;
   std::unique_ptr<TableArray> values_;
   std::unique_ptr<TableArray> scales_;
 };
+
+using TablesByName = std::map<std::string, std::shared_ptr<const Table>>;
+
+struct BindState;
+struct GroupOptions;
 
 //! All functions are thread-safe. A table that is in use outlives its name.
 class TableRegistry {
  public:
   static TableRegistry& instance();
 
-  //! Binds all names or, on any Error, none; a bound name is refused.
-  void bind(const std::map<std::string, TableOptions>& tables);
+  //! Binds all names or, on any Error, none; a bound name is refused. All ranks of the group do so
+  //! together.
+  void bind(const Bindings& bindings);
+  //! Binds like one process alone, and hands the tables to who attaches to this keeper, until
+  //! state().stop_serving; then unbinds them. `socket`: path to listen at; empty: an abstract name.
+  void serve(const Bindings& bindings, const std::string& name, const std::string& socket);
   void unbind(const std::string& name);
   //! Null where nothing has the name. Binds the tables of $TRTLLM_ENGRAM_TABLES first, once.
   std::shared_ptr<const Table> find(const std::string& name);
   //! The same, but throws Error, naming what was looked for and what there is.
   std::shared_ptr<const Table> require(const std::string& name);
   //! Of the bind call that runs, if any.
-  LoadProgress& progress() { return progress_; }
+  BindState& state() { return *state_; }
   //! Names and their tables now.
-  std::map<std::string, std::shared_ptr<const Table>> tables() const;
+  TablesByName tables() const;
 
  private:
-  //! Adds names that nothing has, by who holds loading_mutex_.
-  void load(const std::map<std::string, TableOptions>& tables);
+  TableRegistry();
+  ~TableRegistry();
+  void refuse_bound(const Bindings& bindings) const;
+  //! Adds names, by who holds loading_mutex_.
+  void load(const Bindings& bindings, const GroupOptions& group);
   void bind_environment();
 
-  LoadProgress progress_;
+  std::unique_ptr<BindState> state_;
   mutable std::mutex mutex_;
   //! Held while tables load, which takes minutes; other names are found meanwhile.
   std::mutex loading_mutex_;
   //! Held while the environment's tables load: who looks for a name waits for them.
   std::mutex environment_mutex_;
   bool environment_bound_ = false;
-  std::map<std::string, std::shared_ptr<const Table>> tables_;
+  TablesByName tables_;
 };
 
 //! The tables of a TOML text; relative paths are relative to `folder`, `where` names the text in
 //! errors.
-std::map<std::string, TableOptions> parse_tables(const std::string& text, const std::string& folder,
-                                                 const std::string& where);
+Bindings parse_tables(const std::string& text, const std::string& folder, const std::string& where);
 
 //! The tables of a TOML file, which nobody but its owner (this user or root) may be able to write.
-std::map<std::string, TableOptions> parse_tables_file(const std::string& path);
+Bindings parse_tables_file(const std::string& path);
 
-//! What STORE/engram.json says about a layer; `checkpoint` as in TableOptions.
-TableInfo read_table_info(const std::string& store, int32_t layer, const std::string& checkpoint);
+//! What STORE/engram.json says about a layer; `checkpoint` as in TableOptions. Unless the table's
+//! files are needed, nobody looks whether they are there, and block_sums are left out.
+TableInfo read_table_info(const std::string& store, int32_t layer, const std::string& checkpoint,
+                          bool needs_files = true);
 
 }  // namespace engram

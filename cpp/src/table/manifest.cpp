@@ -106,9 +106,25 @@ std::vector<std::string> read_block_sums(const Fields& part, int64_t num_bytes) 
   return sums.get<std::vector<std::string>>();
 }
 
-//! Where a part's bytes are; refuses a file that is not the one that was prepared.
+//! Refuses a file that is not the one that was prepared.
+void check_file(const Fields& part, const std::string& file, const std::string& store) {
+  const struct stat status = stat_regular(file);
+  ENGRAM_CHECK(status.st_size == part.integer("file_size"), file,
+               ": changed since prepare: expected ", part.integer("file_size"), " bytes, found ",
+               status.st_size);
+  // Past the year 2262 this wraps, which is another time stamp than any that prepare wrote.
+  const auto mtime_ns = static_cast<int64_t>(uint64_t(status.st_mtim.tv_sec) * 1000000000 +
+                                             uint64_t(status.st_mtim.tv_nsec));
+  const int64_t prepared_ns = part.integer("mtime_ns", INT64_MIN);
+  // A store's own files may be copied about, which changes their time stamps.
+  ENGRAM_CHECK(part.text("root") == "store" || mtime_ns == prepared_ns, file,
+               ": changed since prepare: expected mtime_ns ", prepared_ns, ", found ", mtime_ns,
+               "; if only the time stamp changed: trtllm-engram verify ", store, " --restamp");
+}
+
+//! Where a part's bytes are.
 FileRange read_part(const Fields& part, const char* dtype, int64_t num_rows, int64_t row_bytes,
-                    const std::string& store, const std::string& checkpoint) {
+                    const std::string& store, const std::string& checkpoint, bool needs_files) {
   const json shape = json::array({num_rows, row_bytes});
   ENGRAM_CHECK(part.at("shape", &json::is_array, "a list") == shape, part.where(),
                ": shape: expected ", shape.dump(), ", found ",
@@ -127,19 +143,9 @@ FileRange read_part(const Fields& part, const char* dtype, int64_t num_rows, int
                    end <= part.integer("file_size"),
                part.where(), ": offset: expected ", num_rows, " rows of ", row_bytes,
                " bytes inside ", part.integer("file_size"), " bytes, found offset ", range.offset);
+  if (!needs_files) return range;
+  check_file(part, file, store);
   range.block_sums = read_block_sums(part, range.num_bytes);
-  const struct stat status = stat_regular(file);
-  ENGRAM_CHECK(status.st_size == part.integer("file_size"), file,
-               ": changed since prepare: expected ", part.integer("file_size"), " bytes, found ",
-               status.st_size);
-  // Past the year 2262 this wraps, which is another time stamp than any that prepare wrote.
-  const auto mtime_ns = static_cast<int64_t>(uint64_t(status.st_mtim.tv_sec) * 1000000000 +
-                                             uint64_t(status.st_mtim.tv_nsec));
-  const int64_t prepared_ns = part.integer("mtime_ns", INT64_MIN);
-  // A store's own files may be copied about, which changes their time stamps.
-  ENGRAM_CHECK(root == "store" || mtime_ns == prepared_ns, file,
-               ": changed since prepare: expected mtime_ns ", prepared_ns, ", found ", mtime_ns,
-               "; if only the time stamp changed: trtllm-engram verify ", store, " --restamp");
   return range;
 }
 
@@ -177,7 +183,8 @@ void check_format(const Fields& manifest) {
 
 }  // namespace
 
-TableInfo read_table_info(const std::string& store, int32_t layer, const std::string& relocated) {
+TableInfo read_table_info(const std::string& store, int32_t layer, const std::string& relocated,
+                          bool needs_files) {
   const std::string path = resolve(store, kManifestFile);
   check_trusted_folder(store);
   json data;
@@ -222,9 +229,9 @@ TableInfo read_table_info(const std::string& store, int32_t layer, const std::st
                                      : manifest.text("checkpoint");
   const Fields tensors = Fields(layers[index], concat(path, ": layers: ", layer)).inner("tensors");
   info.values = read_part(tensors.inner("embed.weight"), "F8_E4M3", info.num_rows, info.head_dim,
-                          store, checkpoint);
+                          store, checkpoint, needs_files);
   info.scales = read_part(tensors.inner("embed.scale"), "F8_E8M0", info.num_rows,
-                          scales_per_row(info.head_dim), store, checkpoint);
+                          scales_per_row(info.head_dim), store, checkpoint, needs_files);
   return info;
 }
 

@@ -4,22 +4,22 @@
 #include "copies.h"
 #include "engram/error.h"
 #include "engram/table.h"
-#include "table/arrays.h"
+#include "table/bind.h"
+#include "table/keeper.h"
+#include "table/points.h"
+#include "table/record.h"
 
 namespace engram {
 
-const char* placement_name(Placement placement) {
-  return placement == Placement::kHost ? "host" : "device";
-}
-
-Table::Table(const TableOptions& options)
-    : options_(options), info_(read_table_info(options.store, options.layer, options.checkpoint)) {
-  ENGRAM_CHECK(options.expect_content.empty() || options.expect_content == info_.content_id,
-               options.store, ": expected tables with content id ", options.expect_content,
-               ", found ", info_.content_id);
-  values_ = load_array(info_.values, options.placement);
-  scales_ = load_array(info_.scales, options.scales);
-}
+Table::Table(TableOptions options, TableInfo info, TableHistory history,
+             std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
+             std::shared_ptr<void> held)
+    : options_(std::move(options)),
+      info_(std::move(info)),
+      history_(std::move(history)),
+      held_(std::move(held)),
+      values_(std::move(values)),
+      scales_(std::move(scales)) {}
 
 TableView Table::view(int device) const {
   return {values_->on_device(device), scales_->on_device(device)};
@@ -33,6 +33,10 @@ TableView Table::host_view() const {
   return view;
 }
 
+TableRegistry::TableRegistry() : state_(std::make_unique<BindState>()) {}
+
+TableRegistry::~TableRegistry() = default;
+
 TableRegistry& TableRegistry::instance() {
   require_first_copy();
   // Never destroyed: engines that are torn down while the process exits still hold tables.
@@ -40,31 +44,73 @@ TableRegistry& TableRegistry::instance() {
   return *registry;
 }
 
-void TableRegistry::bind(const std::map<std::string, TableOptions>& tables) {
+void TableRegistry::bind(const Bindings& bindings) {
   const std::lock_guard loading(loading_mutex_);
-  const auto refuse_bound = [this](const std::string& name) {
-    ENGRAM_CHECK(tables_.find(name) == tables_.end(), "table '", name,
-                 "': expected a free name, found it bound to ", tables_.at(name)->info().store,
-                 " layer ", tables_.at(name)->info().layer);
-  };
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [name, options] : tables) refuse_bound(name);
-  }
-  load(tables);
+  load(bindings, group_options(bindings.group));
 }
 
-void TableRegistry::load(const std::map<std::string, TableOptions>& tables) {
-  std::map<std::string, std::shared_ptr<const Table>> loaded;
-  for (const auto& [name, options] : tables) {
-    try {
-      loaded.emplace(name, std::make_shared<const Table>(options));
-    } catch (const Error& error) {
-      throw Error(error.status(), concat("table '", name, "': ", error.what()));
-    }
-  }
+void TableRegistry::refuse_bound(const Bindings& bindings) const {
   const std::lock_guard lock(mutex_);
-  tables_.merge(loaded);
+  for (const auto& [name, options] : bindings.tables) {
+    const auto found = tables_.find(name);
+    ENGRAM_CHECK(found == tables_.end(), "table '", name,
+                 "': expected a free name, found it bound to ", found->second->info().store,
+                 " layer ", found->second->info().layer);
+  }
+}
+
+void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
+  if (bindings.tables.empty()) return;
+  state_->cancelled = false;
+  state_->progress.done = 0;
+  const auto rest = [this] {
+    state_->progress.total = 0;
+    state_->progress.done = 0;
+  };
+  try {
+    TablesByName loaded = bind_tables(bindings, group, *state_, [&] { refuse_bound(bindings); });
+    const std::lock_guard lock(mutex_);
+    tables_.merge(loaded);
+  } catch (...) {
+    rest();
+    throw;
+  }
+  rest();
+}
+
+void TableRegistry::serve(const Bindings& bindings, const std::string& name,
+                          const std::string& socket) {
+  state_->stop_serving = false;
+  for (const auto& [table, options] : bindings.tables) {
+    ENGRAM_CHECK(options.placement == Placement::kHost && options.scales == Placement::kHost &&
+                     !options.keeper && options.memory != MemoryKind::kPrivate,
+                 "table '", table,
+                 "': expected placement host, scales with_rows and memory memfd, ",
+                 "shm or cumem for a keeper, found others");
+    ENGRAM_CHECK(options.numa.kind != NumaPolicy::kGpu, "table '", table,
+                 "': numa: expected a policy of one copy for a keeper, found gpu");
+  }
+  set_stop_role("keeper");
+  Keeper keeper(name, socket);
+  const KeeperRole role(name, socket);
+  TablesByName served;
+  {
+    const std::lock_guard loading(loading_mutex_);
+    load(bindings, {.name = "keeper/" + name});
+    const std::lock_guard lock(mutex_);
+    for (const auto& [table, options] : bindings.tables) served.emplace(table, tables_.at(table));
+  }
+  const auto free_names = [&] {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [table, held] : served) tables_.erase(table);
+  };
+  try {
+    keeper.run(served, state_->stop_serving);
+  } catch (...) {
+    free_names();
+    throw;
+  }
+  free_names();
 }
 
 void TableRegistry::unbind(const std::string& name) {
@@ -95,7 +141,7 @@ std::shared_ptr<const Table> TableRegistry::require(const std::string& name) {
                  : names));
 }
 
-std::map<std::string, std::shared_ptr<const Table>> TableRegistry::tables() const {
+TablesByName TableRegistry::tables() const {
   const std::lock_guard lock(mutex_);
   return tables_;
 }
@@ -105,11 +151,11 @@ void TableRegistry::bind_environment() {
   if (environment_bound_) return;
   const char* const path = std::getenv("TRTLLM_ENGRAM_TABLES");
   if (path != nullptr && *path != '\0') {
-    std::map<std::string, TableOptions> missing = parse_tables_file(path);
+    Bindings missing = parse_tables_file(path);
     const std::lock_guard loading(loading_mutex_);
     // What the host bound itself, or binds meanwhile, comes first.
-    for (const auto& [name, table] : tables()) missing.erase(name);
-    load(missing);
+    for (const auto& [name, table] : tables()) missing.tables.erase(name);
+    load(missing, group_options(missing.group));
   }
   environment_bound_ = true;
 }

@@ -6,6 +6,7 @@
 #include "engram/table.h"
 #include "guard.h"
 #include "nlohmann/json.hpp"
+#include "table/bind.h"
 #include "table/log.h"
 
 using namespace engram;
@@ -19,6 +20,45 @@ void fill(const TableView& view, const TableInfo& info, engram_lookup_args* args
   args->num_rows = info.num_rows;
   args->num_columns = info.num_columns;
   args->head_dim = info.head_dim;
+}
+
+nlohmann::ordered_json describe(const Table& table) {
+  const TableInfo& info = table.info();
+  const TableHistory& history = table.history();
+  nlohmann::ordered_json about = {{"store", info.store},
+                                  {"layer", info.layer},
+                                  {"fingerprint", info.fingerprint},
+                                  {"content_id", info.content_id},
+                                  {"num_rows", info.num_rows},
+                                  {"num_columns", info.num_columns},
+                                  {"head_dim", info.head_dim},
+                                  {"placement", placement_name(table.options().placement)},
+                                  {"scales", placement_name(table.options().scales)},
+                                  {"memory", nullptr},
+                                  {"pages", nullptr},
+                                  {"numa", nullptr},
+                                  {"num_bytes", history.num_bytes},
+                                  {"huge_bytes", nullptr},
+                                  {"rank", history.rank},
+                                  {"size", history.size},
+                                  {"keeper", nullptr},
+                                  {"since", history.since},
+                                  {"load_seconds", history.load_seconds},
+                                  {"registered_seconds", nullptr}};
+  if (!history.keeper.empty()) about["keeper"] = history.keeper;
+  double registered = 0;
+  for (const TableArray* const array : {&table.values(), &table.scales()}) {
+    const HostMemory* const memory = array->host_memory();
+    if (memory == nullptr) continue;
+    about["memory"] = memory_kind_name(memory->options().kind);
+    about["pages"] = page_kind_name(table.options().pages);
+    about["numa"] = numa_policy_name(table.options().numa);
+    about["huge_bytes"] = history.huge_bytes;
+    if (const auto seconds = array->registered_seconds()) {
+      about["registered_seconds"] = registered += *seconds;
+    }
+  }
+  return about;
 }
 
 }  // namespace
@@ -43,14 +83,14 @@ engram_status engram_table_progress(int64_t* done, int64_t* total) {
   return guard([&] {
     check_array(done, "done");
     check_array(total, "total");
-    const LoadProgress& progress = TableRegistry::instance().progress();
+    const Progress& progress = TableRegistry::instance().state().progress;
     *total = progress.total.load();
     *done = progress.done.load();
   });
 }
 
 engram_status engram_table_cancel() {
-  return guard([] { TableRegistry::instance().progress().cancelled.store(true); });
+  return guard([] { TableRegistry::instance().state().cancelled = true; });
 }
 
 engram_status engram_table_unbind(const char* name) {
@@ -83,16 +123,7 @@ engram_status engram_table_describe(char* text, size_t capacity, size_t* size) {
     check_array(size, "size");
     nlohmann::ordered_json tables = nlohmann::ordered_json::object();
     for (const auto& [name, table] : TableRegistry::instance().tables()) {
-      const TableInfo& info = table->info();
-      tables[name] = {{"store", info.store},
-                      {"layer", info.layer},
-                      {"fingerprint", info.fingerprint},
-                      {"content_id", info.content_id},
-                      {"num_rows", info.num_rows},
-                      {"num_columns", info.num_columns},
-                      {"head_dim", info.head_dim},
-                      {"placement", placement_name(table->options().placement)},
-                      {"scales", placement_name(table->options().scales)}};
+      tables[name] = describe(*table);
     }
     // Folders may hold bytes that are no UTF-8.
     const std::string json =
@@ -110,12 +141,12 @@ engram_status engram_tables_serve(const char* toml, const char* folder, const ch
     check_array(where, "where");
     check_array(name, "name");
     check_array(socket, "socket");
-    throw Error(ENGRAM_INTERNAL_ERROR, "serving tables is not there yet");
+    TableRegistry::instance().serve(parse_tables(toml, folder, where), name, socket);
   });
 }
 
 engram_status engram_tables_stop() {
-  return guard([] {});
+  return guard([] { TableRegistry::instance().state().stop_serving = true; });
 }
 
 engram_status engram_set_log(engram_log_function function) {

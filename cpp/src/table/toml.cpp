@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TOML form of table bindings: format_version = 1, and [tables.NAME] with the keys of
-// TableOptions.
+// The TOML form of Bindings: format_version = 1, [tables.NAME] with the keys of TableOptions, and
+// [group] with those of GroupSettings.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -30,6 +30,8 @@ namespace {
 
 constexpr int64_t kFormatVersion = 1;
 constexpr int64_t kMaxFileBytes = 1 << 20;
+constexpr int64_t kMaxRanks = 4096;
+constexpr double kMaxSeconds = 7 * 24 * 3600;
 
 //! Insertions, deletions and replacements between two words.
 size_t edit_distance(std::string_view a, std::string_view b) {
@@ -61,36 +63,22 @@ void check_keys(const toml::table& table, const std::vector<std::string_view>& k
   }
 }
 
-//! One [tables.NAME].
-class Entry {
+//! Names and what they mean; the first is the default.
+template <typename Value>
+using Choices = std::initializer_list<std::pair<const char*, Value>>;
+
+//! The keys of one table.
+class Keys {
  public:
-  Entry(const toml::table& table, std::string where, const std::string& folder)
+  Keys(const toml::table& table, std::string where, const std::string& folder,
+       const std::vector<std::string_view>& known)
       : table_(table), where_(std::move(where)), folder_(folder) {
-    check_keys(table_, {"store", "checkpoint", "layer", "placement", "scales", "expect_content"},
-               where_);
+    check_keys(table_, known, where_);
   }
 
-  TableOptions options() const {
-    TableOptions options;
-    options.store = path("store");
-    ENGRAM_CHECK(!options.store.empty(), where_, ": store: expected a folder, found none");
-    options.checkpoint = path("checkpoint");
-    options.expect_content = text("expect_content", "");
-    const toml::node* const layer = table_.get("layer");
-    const auto number = layer == nullptr ? std::nullopt : layer->value_exact<int64_t>();
-    ENGRAM_CHECK(number && *number >= 0 && *number <= INT32_MAX, where_,
-                 ": layer: expected the model's number of a layer, found ",
-                 layer == nullptr ? "none" : "another value");
-    options.layer = static_cast<int32_t>(*number);
-    options.placement =
-        choice("placement", "host") == "host" ? Placement::kHost : Placement::kDevice;
-    const bool apart = choice("scales", "with_rows") == "device";
-    options.scales = apart ? Placement::kDevice : options.placement;
-    return options;
-  }
+  bool has(const char* key) const { return table_.contains(key); }
 
- private:
-  std::string text(const char* key, const char* fallback) const {
+  std::string text(const char* key, const char* fallback = "") const {
     const toml::node* const node = table_.get(key);
     if (node == nullptr) return fallback;
     const auto value = node->value_exact<std::string>();
@@ -100,27 +88,152 @@ class Entry {
   }
 
   std::string path(const char* key) const {
-    const std::string name = text(key, "");
+    const std::string name = text(key);
     return name.empty() ? name : resolve(folder_, name);
   }
 
-  //! "device" or the default.
-  std::string choice(const char* key, const char* fallback) const {
-    std::string name = text(key, fallback);
-    ENGRAM_CHECK(name == fallback || name == "device", where_, ": ", key, ": expected ", fallback,
-                 " or device, found '", name, "'");
-    return name;
+  std::optional<int64_t> integer(const char* key, int64_t low, int64_t high,
+                                 const char* expected) const {
+    const toml::node* const node = table_.get(key);
+    if (node == nullptr) return std::nullopt;
+    const auto number = node->value_exact<int64_t>();
+    ENGRAM_CHECK(number && *number >= low && *number <= high, where_, ": ", key, ": expected ",
+                 expected, ", found ", number ? std::to_string(*number) : "another value");
+    return number;
   }
 
+  bool flag(const char* key) const {
+    const toml::node* const node = table_.get(key);
+    if (node == nullptr) return false;
+    const auto value = node->value_exact<bool>();
+    ENGRAM_CHECK(value, where_, ": ", key, ": expected true or false");
+    return *value;
+  }
+
+  std::optional<double> seconds(const char* key) const {
+    const toml::node* const node = table_.get(key);
+    if (node == nullptr) return std::nullopt;
+    const auto value = node->is_number() ? node->value<double>() : std::nullopt;
+    ENGRAM_CHECK(value && *value > 0 && *value <= kMaxSeconds, where_, ": ", key,
+                 ": expected seconds, more than 0 and at most ", kMaxSeconds);
+    return value;
+  }
+
+  template <typename Value>
+  Value choice(const char* key, Choices<Value> choices) const {
+    const std::string name = text(key, choices.begin()->first);
+    std::string known;
+    for (const auto& [word, value] : choices) {
+      if (name == word) return value;
+      const bool last = &word == &(choices.end() - 1)->first;
+      known += concat(known.empty() ? "" : last ? " or " : ", ", word);
+    }
+    throw Error(ENGRAM_INVALID_ARGUMENT,
+                concat(where_, ": ", key, ": expected ", known, ", found '", name, "'"));
+  }
+
+  const std::string& where() const { return where_; }
+
+ private:
   const toml::table& table_;
   std::string where_;
   const std::string& folder_;
 };
 
+//! [tables.NAME]
+TableOptions read_table(const toml::table& table, const std::string& where,
+                        const std::string& folder) {
+  const Keys keys(table, where, folder,
+                  {"store", "checkpoint", "layer", "placement", "scales", "memory", "pages", "numa",
+                   "verify", "formula_seed", "expect_content"});
+  TableOptions options;
+  options.store = keys.path("store");
+  ENGRAM_CHECK(!options.store.empty(), where, ": store: expected a folder, found none");
+  options.checkpoint = keys.path("checkpoint");
+  options.expect_content = keys.text("expect_content");
+  const auto layer = keys.integer("layer", 0, INT32_MAX, "the model's number of a layer");
+  ENGRAM_CHECK(layer, where, ": layer: expected the model's number of a layer, found none");
+  options.layer = static_cast<int32_t>(*layer);
+  options.placement =
+      keys.choice<Placement>("placement", {{"host", Placement::kHost},
+                                           {"device", Placement::kDevice},
+                                           {"device_sharded", Placement::kDeviceSharded}});
+  const bool apart = keys.choice<bool>("scales", {{"with_rows", false}, {"device", true}});
+  options.scales = apart ? Placement::kDevice : options.placement;
+  if (keys.has("memory")) {
+    using Memory = std::optional<MemoryKind>;
+    options.memory = keys.choice<Memory>("memory", {{"memfd", MemoryKind::kMemfd},
+                                                    {"shm", MemoryKind::kShm},
+                                                    {"cumem", MemoryKind::kCumem},
+                                                    {"private", MemoryKind::kPrivate},
+                                                    {"keeper", std::nullopt}});
+    options.keeper = !options.memory;
+  }
+  options.pages = keys.choice<PageKind>(
+      "pages", {{"auto", PageKind::kAuto}, {"4k", PageKind::k4K}, {"2m", PageKind::k2M}});
+  try {
+    options.numa = parse_numa_policy(keys.text("numa", "default"));
+  } catch (const Error& error) {
+    throw Error(error.status(), concat(where, ": numa: ", error.what()));
+  }
+  options.verify = keys.flag("verify");
+  if (const auto seed = keys.integer("formula_seed", 0, INT64_MAX, "an integer of 63 bits")) {
+    options.formula_seed = static_cast<uint64_t>(*seed);
+  }
+  ENGRAM_CHECK(!options.keeper || options.placement == Placement::kHost, where,
+               ": placement: expected host, which is where a keeper's memory is, found ",
+               placement_name(options.placement));
+  return options;
+}
+
+//! [group]
+GroupSettings read_group(const toml::table& table, const std::string& where,
+                         const std::string& folder) {
+  const Keys keys(table, where, folder,
+                  {"name", "rank", "size", "socket", "timeout_s", "assume_ram", "keeper"});
+  GroupSettings group;
+  group.name = keys.text("name");
+  group.socket = keys.path("socket");
+  group.keeper = keys.text("keeper");
+  group.timeout_s = keys.seconds("timeout_s");
+  group.assume_ram = keys.integer("assume_ram", 1, INT64_MAX, "bytes");
+  const auto size = keys.integer("size", 1, kMaxRanks, "1 to 4096 ranks");
+  const auto rank = keys.integer("rank", 0, kMaxRanks - 1, "0 or more");
+  ENGRAM_CHECK(size.has_value() == rank.has_value(), where,
+               ": expected rank and size, or neither, found ", size ? "size" : "rank", " alone");
+  if (size) {
+    ENGRAM_CHECK(*rank < *size, where, ": rank: expected 0 to ", *size - 1, ", found ", *rank);
+    group.size = static_cast<int32_t>(*size);
+    group.rank = static_cast<int32_t>(*rank);
+  }
+  return group;
+}
+
+//! A table of the root; null where it is not there.
+const toml::table* section(const toml::table& root, const char* key, const char* expected,
+                           const std::string& where) {
+  const toml::node* const node = root.get(key);
+  ENGRAM_CHECK(node == nullptr || node->is_table(), where, ": ", key, ": expected ", expected,
+               ", found no table");
+  return node == nullptr ? nullptr : node->as_table();
+}
+
 }  // namespace
 
-std::map<std::string, TableOptions> parse_tables(const std::string& text, const std::string& folder,
-                                                 const std::string& where) {
+const char* placement_name(Placement placement) {
+  switch (placement) {
+    case Placement::kHost:
+      return "host";
+    case Placement::kDevice:
+      return "device";
+    case Placement::kDeviceSharded:
+      return "device_sharded";
+  }
+  return "";
+}
+
+Bindings parse_tables(const std::string& text, const std::string& folder,
+                      const std::string& where) {
   toml::table root;
   try {
     root = toml::parse(text);
@@ -128,25 +241,26 @@ std::map<std::string, TableOptions> parse_tables(const std::string& text, const 
     throw Error(ENGRAM_INVALID_ARGUMENT, concat(where, ": line ", error.source().begin.line,
                                                 ": expected TOML: ", error.description()));
   }
-  check_keys(root, {"format_version", "tables"}, where);
+  check_keys(root, {"format_version", "group", "tables"}, where);
   const auto version = root["format_version"].value_exact<int64_t>();
   ENGRAM_CHECK(version && *version == kFormatVersion, where, ": format_version: expected ",
                kFormatVersion, ", found ", version ? std::to_string(*version) : "none");
-  const toml::node* const node = root.get("tables");
-  ENGRAM_CHECK(node == nullptr || node->is_table(), where,
-               ": tables: expected [tables.NAME], found no table");
-  std::map<std::string, TableOptions> tables;
-  if (node == nullptr) return tables;
-  for (const auto& [name, value] : *node->as_table()) {
+  Bindings bindings;
+  if (const toml::table* const group = section(root, "group", "[group]", where)) {
+    bindings.group = read_group(*group, where + ": group", folder);
+  }
+  const toml::table* const tables = section(root, "tables", "[tables.NAME]", where);
+  if (tables == nullptr) return bindings;
+  for (const auto& [name, value] : *tables) {
     const std::string place = concat(where, ": tables.", name.str());
     ENGRAM_CHECK(!name.empty(), place, ": expected a name, found none");
     ENGRAM_CHECK(value.is_table(), place, ": expected a table of keys");
-    tables.emplace(name.str(), Entry(*value.as_table(), place, folder).options());
+    bindings.tables.emplace(name.str(), read_table(*value.as_table(), place, folder));
   }
-  return tables;
+  return bindings;
 }
 
-std::map<std::string, TableOptions> parse_tables_file(const std::string& path) {
+Bindings parse_tables_file(const std::string& path) {
   return parse_tables(read_trusted_text(path, kMaxFileBytes), folder_of(path), path);
 }
 

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/bind.h"
+
+#include <chrono>
+#include <list>
+#include <optional>
+#include <tuple>
+
+#include "cuda_support.h"
+#include "engram/error.h"
+#include "table/launcher.h"
+#include "table/log.h"
+#include "table/points.h"
+#include "table/table_build.h"
+
+#if ENGRAM_CUDA
+#include <cudaTypedefs.h>
+#endif
+
+namespace engram {
+namespace {
+
+using nlohmann::json;
+using std::chrono::steady_clock;
+
+double seconds_since(steady_clock::time_point begin) {
+  return std::chrono::duration<double>(steady_clock::now() - begin).count();
+}
+
+#if ENGRAM_CUDA
+//! Whether the calling thread has a CUDA context, which is how threads have chosen a GPU.
+bool has_context() {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t code = cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &address, 11030,
+                                                            cudaEnableDefault, &found);
+  if (code != cudaSuccess) cudaGetLastError();  // no reason to fail
+  if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) return false;
+  CUcontext context = nullptr;
+  const auto get_current = reinterpret_cast<PFN_cuCtxGetCurrent_v4000>(address);
+  return get_current(&context) == CUDA_SUCCESS && context != nullptr;
+}
+#endif
+
+//! This rank's GPU: the one that the calling thread has chosen; where it has chosen none, ranks
+//! take the GPUs in turn. -1: there is none.
+int choose_device([[maybe_unused]] int rank) {
+#if ENGRAM_CUDA
+  try {
+    require_cuda(0);
+  } catch (const Error&) {
+    return -1;
+  }
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "current CUDA device");
+  if (device != 0 || has_context()) return device;
+  int num_devices = 1;
+  check_cuda(cudaGetDeviceCount(&num_devices), "CUDA devices");
+  return rank % num_devices;
+#else
+  return -1;
+#endif
+}
+
+class Binding {
+ public:
+  Binding(const Bindings& bindings, const GroupOptions& options, BindState& state)
+      : settings_(bindings.group),
+        timeout_s_(options.timeout_s),
+        device_(choose_device(options.rank)),
+        group_(options, state.cancelled, &state.progress) {
+    seat_ = {.group = options.name, .rank = group_.rank(), .size = group_.size()};
+    for (const auto& [name, table] : bindings.tables) tables_.emplace_back(name, table);
+  }
+
+  TablesByName run(const std::function<void()>& check) {
+    vote(check);
+    plan();
+    allocate();
+    shard();
+    const auto begin = steady_clock::now();
+    prefault();
+    load();
+    const double load_seconds = seconds_since(begin);
+    enroll();
+    return finish(load_seconds);
+  }
+
+ private:
+  using Work = Group::Work;
+
+  static std::function<bool()> cancelled(const Work& work) {
+    return [&work] { return work.cancelled(); };
+  }
+
+  //! An exchange of nothing but that all have done it.
+  template <typename Fn>
+  void together(const char* phase, const Fn& fn) {
+    group_.exchange(phase, [&](Work& work) {
+      fn(work);
+      return Group::Part{.data = json::object(), .fds = {}};
+    });
+  }
+
+  void vote(const std::function<void()>& check) {
+    const auto parts = group_.exchange("vote", [&](Work& work) {
+      check();
+      for (TableBuild& table : tables_) table.read();
+      if (uses_gpu()) {
+        seat_.device = device_;
+        seat_.gpu_node = device_ < 0 ? -1 : gpu_node(device_);
+      }
+      open_sources();
+      ask_for_kept(work);
+      Vote mine{.node = current_node(),
+                .gpu_node = seat_.gpu_node,
+                .limits = read_limits(),
+                .assume_ram = settings_.assume_ram};
+      for (const TableBuild& table : tables_) mine.tables.emplace(table.name(), table.vote(seat_));
+      ENGRAM_POINT("bind.vote");
+      return Group::Part{.data = to_json(mine), .fds = {}};
+    });
+    for (const Group::Part& part : parts) votes_.push_back(vote_from_json(part.data));
+  }
+
+  //! A process alone that only reads tables on its CPU is not to make a CUDA context: its host
+  //! memory is registered once a GPU asks for it.
+  bool uses_gpu() {
+    if (group_.size() > 1) return true;
+    for (TableBuild& table : tables_) {
+      const TableOptions& options = table.options();
+      if (options.memory == MemoryKind::kCumem || options.numa.kind == NumaPolicy::kGpu ||
+          options.placement == Placement::kDeviceSharded || options.keeper) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void open_sources() {
+    std::vector<const Source*> sources;
+    for (TableBuild& table : tables_) {
+      for (const ArrayBuild& array : table.arrays()) {
+        if (table.fills(array)) sources.push_back(&array.source);
+      }
+    }
+    loader_.emplace(sources);
+  }
+
+  void ask_for_kept(const Work& work) {
+    std::map<std::string, TableInfo> wanted;
+    for (const TableBuild& table : tables_) {
+      if (table.options().keeper) wanted.emplace(table.name(), table.info());
+    }
+    if (wanted.empty()) return;
+    const bool write = seat_.device >= 0 && !can_register_read_only(seat_.device);
+    auto kept =
+        ask_keepers(settings_.keeper, wanted, write, deadline_after(timeout_s_), cancelled(work));
+    for (TableBuild& table : tables_) {
+      const auto found = kept.find(table.name());
+      if (found != kept.end()) table.set_kept(std::move(found->second));
+    }
+  }
+
+  //! The same on all ranks, so that one Error is all ranks' without an exchange.
+  void plan() {
+    ENGRAM_POINT("bind.plan");
+    std::map<std::string, TableOptions> options;
+    for (const TableBuild& table : tables_) options.emplace(table.name(), table.options());
+    Plan plan = make_plan(options, votes_);
+    std::vector<RoomRequest> requests;
+    int64_t total = 0;
+    for (TableBuild& table : tables_) {
+      table.set_plan(std::move(plan.tables.at(table.name())));
+      for (RoomRequest& each : table.room_requests(seat_.size)) requests.push_back(std::move(each));
+      total += table.bytes_to_load(seat_.size);
+    }
+    std::vector<Limits> limits;
+    for (Vote& each : votes_) limits.push_back(std::move(each.limits));
+    for (std::string& warning : check_room(requests, limits, votes_.front().assume_ram)) {
+      plan.warnings.push_back(std::move(warning));
+    }
+    if (seat_.rank == 0) {
+      for (const std::string& warning : plan.warnings) log(LogLevel::kWarning, warning);
+    }
+    group_.set_total_bytes(total);
+  }
+
+  void allocate() {
+    auto parts = group_.exchange("allocate", [&](Work&) {
+      Group::Part part{.data = json::object(), .fds = {}};
+      for (TableBuild& table : tables_) table.create(seat_, &part);
+      ENGRAM_POINT("allocate.send");
+      return part;
+    });
+    together("map", [&](Work&) {
+      for (TableBuild& table : tables_) table.attach(seat_, &parts);
+    });
+  }
+
+  //! What the ranks' GPUs hold parts of.
+  void shard() {
+    std::vector<std::pair<ArrayBuild*, Parts>> wanted;
+    int64_t part_bytes = 0;
+    for (TableBuild& table : tables_) {
+      for (ArrayBuild& array : table.arrays()) {
+        if (array.placement != Placement::kDeviceSharded) continue;
+        const TableInfo& info = table.info();
+        Parts parts(info.column_rows, array.source.file.num_bytes / info.num_rows, seat_.size);
+        part_bytes += parts.part_bytes(seat_.rank);
+        wanted.emplace_back(&array, std::move(parts));
+      }
+    }
+    if (wanted.empty()) return;
+    const PeerGpus gpus(group_, seat_.device, part_bytes);
+    for (auto& [array, parts] : wanted) {
+      array->sharded = std::make_unique<ShardedArray>(group_, gpus, std::move(parts), array->label);
+    }
+  }
+
+  void prefault() {
+    together("prefault", [&](Work& work) {
+      ENGRAM_POINT("prefault.begin");
+      for (TableBuild& table : tables_) {
+        for (ArrayBuild& array : table.arrays()) {
+          if (!table.fills(array)) continue;
+          const Copy& copy = table.copy(seat_);
+          const ByteRange range =
+              prefault_range(array.source.file.num_bytes, *copy.share_of(seat_.rank),
+                             static_cast<int>(copy.members.size()));
+          if (range.begin == range.end) continue;
+          array.host->memory().prefault(range.begin, range.end, cancelled(work));
+        }
+      }
+      ENGRAM_POINT("prefault.end");
+    });
+  }
+
+  void load() {
+    together("load", [&](Work& work) {
+      ENGRAM_POINT("load.begin");
+      load_host(work);
+      const auto add_bytes = [&work](int64_t num_bytes) { work.add_bytes(num_bytes); };
+      for (TableBuild& table : tables_) {
+        const bool verify = table.options().verify;
+        for (ArrayBuild& array : table.arrays()) {
+          if (array.sharded)
+            array.sharded->load(*array.reader, 0, verify, cancelled(work), add_bytes);
+          // A process alone loads it once a GPU asks.
+          if (array.device && seat_.size > 1) {
+            array.device->load(seat_.device, cancelled(work), add_bytes);
+          }
+        }
+      }
+      ENGRAM_POINT("load.end");
+    });
+    together("check", [&](Work&) {
+      ENGRAM_POINT("bind.unchanged");
+      loader_->check_unchanged();
+      for (TableBuild& table : tables_) {
+        for (const ArrayBuild& array : table.arrays()) {
+          if (array.reader && array.reader->stamp()) check_stamp(*array.reader->stamp());
+        }
+      }
+    });
+  }
+
+  void load_host(Work& work) {
+    // Blocks of tables that are shared alike are dealt out together.
+    std::map<std::tuple<int, int, bool>, std::vector<LoadTarget>> dealt;
+    for (TableBuild& table : tables_) {
+      for (ArrayBuild& array : table.arrays()) {
+        if (!table.fills(array)) continue;
+        const Copy& copy = table.copy(seat_);
+        const HostMemory& memory = array.host->memory();
+        dealt[{*copy.share_of(seat_.rank), static_cast<int>(copy.members.size()),
+               table.options().verify}]
+            .push_back({memory.data(), memory.num_bytes(), &array.source});
+      }
+    }
+    for (const auto& [key, targets] : dealt) {
+      const auto [share, shares, verify] = key;
+      loader_->run(targets, {.share = share,
+                             .shares = shares,
+                             .verify = verify,
+                             .num_threads = loader_threads(seat_.size),
+                             .cancelled = cancelled(work),
+                             .add_bytes = [&work](int64_t bytes) { work.add_bytes(bytes); }});
+    }
+  }
+
+  void enroll() {
+    if (seat_.size == 1) return;
+    together("register", [&](Work& work) {
+      ENGRAM_POINT("register.begin");
+      for (TableBuild& table : tables_) {
+        for (const ArrayBuild& array : table.arrays()) {
+          if (array.host && seat_.device >= 0) array.host->enroll(seat_.device, cancelled(work));
+        }
+      }
+      ENGRAM_POINT("register.end");
+    });
+  }
+
+  TablesByName finish(double load_seconds) {
+    const auto parts = group_.exchange("pages", [&](Work&) {
+      json data = json::object();
+      for (const TableBuild& table : tables_) data[table.name()] = table.huge_bytes(seat_);
+      return Group::Part{.data = std::move(data), .fds = {}};
+    });
+    TablesByName tables;
+    together("end", [&](Work&) {
+      for (TableBuild& table : tables_) {
+        int64_t huge_bytes = 0;
+        if (table.fills(table.arrays()[0]) || table.fills(table.arrays()[1])) {
+          for (const int rank : table.copy(seat_).members) {
+            huge_bytes += parts[static_cast<size_t>(rank)].data.at(table.name()).get<int64_t>();
+          }
+        }
+        tables.emplace(table.name(), table.finish(seat_, huge_bytes, load_seconds));
+      }
+    });
+    ENGRAM_POINT("bind.done");
+    return tables;
+  }
+
+  const GroupSettings settings_;
+  const double timeout_s_;
+  const int device_;
+  Group group_;
+  Seat seat_;
+  std::list<TableBuild> tables_;  // sources have addresses
+  std::optional<Loader> loader_;
+  std::vector<Vote> votes_;
+};
+
+}  // namespace
+
+GroupOptions group_options(const GroupSettings& settings) {
+  // With rank and size given, what a launcher says is not this group's business.
+  GroupOptions options = settings.size ? GroupOptions{} : launcher_group();
+  if (settings.size) {
+    options.rank = *settings.rank;
+    options.size = *settings.size;
+  }
+  if (!settings.name.empty()) options.name = settings.name;
+  options.socket = settings.socket;
+  if (settings.timeout_s) options.timeout_s = *settings.timeout_s;
+  return options;
+}
+
+TablesByName bind_tables(const Bindings& bindings, const GroupOptions& group, BindState& state,
+                         const std::function<void()>& check) {
+  return Binding(bindings, group, state).run(check);
+}
+
+}  // namespace engram

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/device_table.h"
+
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "cuda_support.h"
+#include "table/upload.h"
+
+namespace engram {
+#if ENGRAM_CUDA
+namespace {
+
+//! GPU memory. A forked child's copy frees nothing: CUDA is its parent's.
+class DeviceBytes {
+ public:
+  DeviceBytes() = default;
+  explicit DeviceBytes(int64_t num_bytes) : owner_(getpid()) {
+    void* memory = nullptr;
+    check_cuda(cudaMalloc(&memory, static_cast<size_t>(num_bytes)), "GPU memory for a table");
+    bytes_ = static_cast<uint8_t*>(memory);
+  }
+  DeviceBytes(DeviceBytes&& other) noexcept { *this = std::move(other); }
+  DeviceBytes& operator=(DeviceBytes&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    std::swap(owner_, other.owner_);
+    return *this;
+  }
+  ~DeviceBytes() {
+    if (bytes_ == nullptr || getpid() != owner_) return;
+    const RelaxedCapture relaxed;
+    cudaFree(bytes_);  // whichever device is current
+  }
+
+  uint8_t* get() const { return bytes_; }
+
+ private:
+  uint8_t* bytes_ = nullptr;
+  pid_t owner_ = 0;
+};
+
+class Copies final : public DeviceArray {
+ public:
+  Copies(const Source& source, bool verify) : source_(source), verify_(verify) {
+    require_cuda(0);
+    SourceReader{source};  // refuse now what cannot be read then
+  }
+
+  void load(int device, const std::function<bool()>& cancelled,
+            const std::function<void(int64_t)>& add_bytes) override {
+    require_cuda(device);
+    const DeviceGuard guard(device);
+    const RelaxedCapture relaxed;
+    const std::lock_guard lock(mutex_);
+    if (copies_.count(device) != 0) return;
+    DeviceBytes copy(num_bytes);
+    const SourceReader reader(source_);
+    upload(reader, {{0, num_bytes, copy.get()}},
+           {.device = device, .verify = verify_, .cancelled = cancelled, .add_bytes = add_bytes});
+    if (const FileStamp* const stamp = reader.stamp()) check_stamp(*stamp);
+    copies_[device] = std::move(copy);
+  }
+
+  const uint8_t* on_device(int device) override {
+    load(device, {}, {});
+    const std::lock_guard lock(mutex_);
+    return copies_.at(device).get();
+  }
+
+  const uint8_t* on_host() override { return nullptr; }
+
+ private:
+  Source source_;
+  bool verify_;
+  std::mutex mutex_;
+  std::map<int, DeviceBytes> copies_;
+};
+
+}  // namespace
+#endif
+
+std::unique_ptr<DeviceArray> make_device_array([[maybe_unused]] const Source& source,
+                                               [[maybe_unused]] bool verify) {
+#if ENGRAM_CUDA
+  return std::make_unique<Copies>(source, verify);
+#else
+  require_cuda(0);
+  return nullptr;
+#endif
+}
+
+}  // namespace engram

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/host_table.h"
+
+#include "cuda_support.h"
+#include "engram/error.h"
+#include "table/points.h"
+
+namespace engram {
+
+HostArray::HostArray(HostMemory memory)
+    : memory_(std::make_unique<HostMemory>(std::move(memory))) {}
+
+HostArray::~HostArray() {
+  ENGRAM_POINT("unbind.unregister");
+  registration_.reset();
+  ENGRAM_POINT("unbind.unmap");
+  memory_.reset();
+  ENGRAM_POINT("unbind.end");
+}
+
+void HostArray::enroll(int device, const std::function<bool()>& cancelled) {
+  require_cuda(device);
+#if ENGRAM_CUDA
+  const DeviceGuard guard(device);
+  const RelaxedCapture relaxed;
+  const std::lock_guard lock(mutex_);
+  if (registration_) return;
+  registration_.emplace(*memory_, device, cancelled);
+  // NOTE: not before, drivers register no memory that is read-only.
+  if (memory_->access() == Access::kReadWrite) memory_->protect();
+#else
+  static_cast<void>(cancelled);
+#endif
+}
+
+const uint8_t* HostArray::on_device(int device) {
+  enroll(device, {});
+#if ENGRAM_CUDA
+  const DeviceGuard guard(device);
+  const RelaxedCapture relaxed;
+  const std::lock_guard lock(mutex_);
+  return registration_->on_device(device);
+#else
+  return nullptr;
+#endif
+}
+
+std::optional<double> HostArray::registered_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return registration_ ? std::optional(registration_->seconds()) : std::nullopt;
+}
+
+}  // namespace engram

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/record.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "engram/error.h"
+#include "table/descriptor.h"
+#include "table/points.h"
+
+namespace engram {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kName = "trtllm-engram.tables";
+constexpr const char* kLink = "/memfd:trtllm-engram.tables (deleted)";
+constexpr int64_t kFormatVersion = 1;
+constexpr off_t kMaxBytes = 1 << 20;
+
+[[noreturn]] void fail(const char* what) {
+  throw Error(ENGRAM_INTERNAL_ERROR,
+              concat("record of tables: cannot ", what, ": ", std::strerror(errno)));
+}
+
+//! A file that nobody can change, with this text.
+FileDescriptor make_file(const std::string& text) {
+  FileDescriptor file(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) fail("make a memfd");
+  if (fchmod(file.get(), 0400) != 0) fail("set its mode");
+  if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    fail("write it");
+  }
+  const int seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+  if (fcntl(file.get(), F_ADD_SEALS, seals) != 0) fail("seal it");
+  return file;
+}
+
+class Record {
+ public:
+  //! Never destroyed: tables may end while the process exits.
+  static Record& instance() {
+    static auto* const record = new Record();
+    return *record;
+  }
+
+  int64_t add(const std::string& group, int32_t rank, int32_t size, json table) {
+    const std::lock_guard lock(mutex_);
+    group_ = {{"name", group}, {"rank", rank}, {"size", size}};
+    const int64_t id = ++last_id_;
+    tables_.emplace(id, std::move(table));
+    try {
+      publish();
+    } catch (...) {
+      tables_.erase(id);
+      throw;
+    }
+    return id;
+  }
+
+  void remove(int64_t id) noexcept {
+    const std::lock_guard lock(mutex_);
+    tables_.erase(id);
+    republish();
+  }
+
+  void set_keeper(std::optional<json> keeper) noexcept {
+    const std::lock_guard lock(mutex_);
+    keeper_ = std::move(keeper);
+    republish();
+  }
+
+ private:
+  void publish() {
+    if (tables_.empty()) return file_.reset();
+    json document = {{"format_version", kFormatVersion},
+                     {"pid", getpid()},
+                     {"role", "rank"},
+                     {"socket", ""},
+                     {"tables", json::array()}};
+    document.update(keeper_ ? *keeper_ : group_);
+    double since = 0;
+    for (const auto& [id, table] : tables_) {
+      const double began = table.at("since").get<double>();
+      since = document["tables"].empty() ? began : std::min(since, began);
+      document["tables"].push_back(table);
+    }
+    document["since"] = since;
+    FileDescriptor file = make_file(document.dump(-1, ' ', true, json::error_handler_t::replace));
+    ENGRAM_POINT("record.write");
+    if (!file_) {
+      file_ = std::move(file);
+    } else if (dup3(file.get(), file_.get(), O_CLOEXEC) < 0) {  // from one to the other at once
+      fail("replace it");
+    }
+  }
+
+  //! For ends: a record that cannot be written says what was there before.
+  void republish() noexcept {
+    try {
+      publish();
+    } catch (...) {
+    }
+  }
+
+  std::mutex mutex_;
+  int64_t last_id_ = 0;
+  std::map<int64_t, json> tables_;
+  json group_;
+  std::optional<json> keeper_;
+  FileDescriptor file_;
+};
+
+//! None where the file is no record.
+std::optional<json> read_record(const std::filesystem::path& link) {
+  const FileDescriptor file(open(link.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status{};
+  if (!file || fstat(file.get(), &status) != 0 || status.st_size > kMaxBytes) return std::nullopt;
+  std::string text(static_cast<size_t>(status.st_size), '\0');
+  if (pread(file.get(), text.data(), text.size(), 0) != status.st_size) return std::nullopt;
+  json document = json::parse(text, nullptr, false);
+  const bool known = document.is_object() &&
+                     document.value("format_version", int64_t{0}) == kFormatVersion &&
+                     document.contains("tables") && document["tables"].is_array();
+  return known ? std::optional(std::move(document)) : std::nullopt;
+}
+
+}  // namespace
+
+RecordEntry::RecordEntry(const std::string& group, int32_t rank, int32_t size, json table)
+    : id_(Record::instance().add(group, rank, size, std::move(table))) {}
+
+RecordEntry::~RecordEntry() { Record::instance().remove(id_); }
+
+KeeperRole::KeeperRole(const std::string& name, const std::string& socket) {
+  Record::instance().set_keeper(
+      json{{"role", "keeper"}, {"name", name}, {"rank", 0}, {"size", 1}, {"socket", socket}});
+}
+
+KeeperRole::~KeeperRole() { Record::instance().set_keeper(std::nullopt); }
+
+std::vector<json> read_records() {
+  namespace fs = std::filesystem;
+  std::vector<json> records;
+  std::error_code error;
+  for (const fs::directory_entry& process : fs::directory_iterator("/proc", error)) {
+    const std::string pid = process.path().filename();
+    struct stat status{};
+    if (pid.find_first_not_of("0123456789") != pid.npos ||
+        stat(process.path().c_str(), &status) != 0 || status.st_uid != geteuid()) {
+      continue;
+    }
+    fs::directory_iterator link(process.path() / "fd", error);
+    for (; !error && link != fs::directory_iterator(); link.increment(error)) {
+      std::error_code gone;
+      if (fs::read_symlink(link->path(), gone) != kLink || gone) continue;
+      try {
+        if (auto record = read_record(link->path())) records.push_back(std::move(*record));
+      } catch (const json::exception&) {  // another program's
+      }
+    }
+  }
+  return records;
+}
+
+}  // namespace engram

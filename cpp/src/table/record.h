@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file record.h
+//! What this process holds, for `tables status` and for who looks for a keeper: a memfd named
+//! "trtllm-engram.tables" with one JSON document, there as long as any table is. Others of the user
+//! find it in /proc/PID/fd. It ends with the process, whatever ends that, so it is always true.
+//!
+//!     {"format_version": 1, "pid": 7, "role": "rank", "name": "default", "rank": 0, "size": 8,
+//!      "since": 1764450000.5, "socket": "",
+//!      "tables": [{"name", "store", "layer", "content_id", "fingerprint", "kind", "placement",
+//!                  "bytes", "huge_bytes", "since"}]}
+//!
+//! role is "rank" or "keeper"; name is the group's or the keeper's; socket a keeper's path, if it
+//! listens at one. A changed document is another memfd, so readers never see half of one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+
+namespace engram {
+
+//! One table of this process, from its beginning to its end. Thread-safe.
+class RecordEntry {
+ public:
+  //! `table` as above. Throws Error where no record can be written.
+  RecordEntry(const std::string& group, int32_t rank, int32_t size, nlohmann::json table);
+  ~RecordEntry();
+  RecordEntry(const RecordEntry&) = delete;
+  RecordEntry& operator=(const RecordEntry&) = delete;
+
+ private:
+  int64_t id_ = 0;
+};
+
+//! While it lives, this process is a keeper, and its tables are there for others.
+class KeeperRole {
+ public:
+  KeeperRole(const std::string& name, const std::string& socket);
+  ~KeeperRole();
+  KeeperRole(const KeeperRole&) = delete;
+  KeeperRole& operator=(const KeeperRole&) = delete;
+};
+
+//! The records of this user's processes that can be seen here. What ends meanwhile or cannot be
+//! read is left out.
+std::vector<nlohmann::json> read_records();
+
+}  // namespace engram

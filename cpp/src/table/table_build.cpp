@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/table_build.h"
+
+#include <chrono>
+
+#include "cuda_support.h"
+#include "engram/error.h"
+#include "table/cumem.h"
+#include "table/points.h"
+#include "table/record.h"
+
+namespace engram {
+namespace {
+
+using nlohmann::json;
+
+//! What a table holds on to beside its arrays.
+struct Held {
+  std::shared_ptr<void> keeper;
+  std::unique_ptr<RecordEntry> record;
+};
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::unique_ptr<TableArray> take(ArrayBuild& array) {
+  if (array.host) return std::move(array.host);
+  if (array.device) return std::move(array.device);
+  return std::move(array.sharded);
+}
+
+int64_t bytes_here(const ArrayBuild& array, int rank) {
+  return array.sharded ? array.sharded->parts().part_bytes(rank) : array.source.file.num_bytes;
+}
+
+}  // namespace
+
+template <typename Fn>
+auto TableBuild::named(const Fn& fn) const {
+  try {
+    return fn();
+  } catch (const Error& error) {
+    throw Error(error.status(), concat("table '", name_, "': ", error.what()));
+  }
+}
+
+void TableBuild::read() {
+  named([&] {
+    const bool by_formula = options_.formula_seed.has_value();
+    const bool all_kept = options_.keeper && options_.scales == Placement::kHost;
+    info_ = read_table_info(options_.store, options_.layer, options_.checkpoint,
+                            !by_formula && !all_kept);
+    if (by_formula) info_.content_id = concat("formula:", *options_.formula_seed);
+    ENGRAM_CHECK(options_.expect_content.empty() || options_.expect_content == info_.content_id,
+                 options_.store, ": expected tables with content id ", options_.expect_content,
+                 ", found ", info_.content_id);
+    const auto fill = [&](ArrayBuild& array, const char* kind, Placement placement,
+                          const FileRange& file, FormulaTensor tensor) {
+      array.label = concat(name_, ".", kind);
+      array.placement = placement;
+      array.source = {.name = concat("engram.", info_.layer, ".", kind), .file = file};
+      if (by_formula) array.source.formula = {info_.layer, tensor, *options_.formula_seed};
+      const bool lazy = placement == Placement::kDevice;
+      if (lazy) array.device = make_device_array(array.source, options_.verify);
+      if (placement == Placement::kDeviceSharded) {
+        array.reader = std::make_unique<SourceReader>(array.source);
+      }
+    };
+    fill(arrays_[0], "values", options_.placement, info_.values, FormulaTensor::kValues);
+    fill(arrays_[1], "scales", options_.scales, info_.scales, FormulaTensor::kScales);
+  });
+}
+
+HostMemoryOptions TableBuild::memory_options(const Seat& seat) const {
+  return {
+      .kind = plan_.kind, .pages = options_.pages, .numa = copy(seat).numa, .device = seat.device};
+}
+
+std::string TableBuild::problem(MemoryKind kind, const Seat& seat) const {
+  HostMemoryOptions tried{
+      .kind = kind, .pages = options_.pages, .numa = options_.numa, .device = seat.device};
+  if (tried.numa.kind == NumaPolicy::kGpu) {
+    tried.numa = seat.gpu_node < 0 ? NumaPolicy{} : NumaPolicy{NumaPolicy::kNode, seat.gpu_node};
+  }
+  try {
+    check_host_memory(tried);
+    if (kind == MemoryKind::kCumem) {
+      require_cuda(seat.device);
+      return cumem_problem(seat.device);
+    }
+    // Reserved pages are counted later, with all that is to be allocated.
+    if (tried.pages != PageKind::k2M) HostMemory::create(tried, small_page_bytes(), name_);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TableVote TableBuild::vote(const Seat& seat) const {
+  TableVote vote;
+  vote.same = {{"layer", std::to_string(info_.layer)},
+               {"fingerprint", info_.fingerprint},
+               {"content id", info_.content_id},
+               {"rows", std::to_string(info_.num_rows)},
+               {"head_dim", std::to_string(info_.head_dim)},
+               {"placement", placement_name(options_.placement)},
+               {"scales", placement_name(options_.scales)},
+               {"memory", options_.keeper    ? "keeper"
+                          : !options_.memory ? "any"
+                                             : memory_kind_name(*options_.memory)},
+               {"pages", page_kind_name(options_.pages)},
+               {"numa", numa_policy_name(options_.numa)},
+               {"keeper", kept_ ? concat(kept_->keeper, " (", kept_->id, ")") : "none"}};
+  if (!fills(arrays_[0]) && !fills(arrays_[1])) return vote;
+  std::vector<MemoryKind> kinds{MemoryKind::kMemfd, MemoryKind::kShm};
+  if (seat.size == 1) kinds.push_back(MemoryKind::kPrivate);
+  if (options_.memory) kinds = {*options_.memory};
+  for (const MemoryKind kind : kinds) vote.kinds.emplace_back(kind, problem(kind, seat));
+  return vote;
+}
+
+std::vector<RoomRequest> TableBuild::room_requests(int num_ranks) const {
+  std::vector<RoomRequest> requests;
+  for (const ArrayBuild& array : arrays_) {
+    if (!fills(array)) continue;
+    for (RoomRequest& request : engram::room_requests(array.label, plan_, options_.pages,
+                                                      array.source.file.num_bytes, num_ranks)) {
+      requests.push_back(std::move(request));
+    }
+  }
+  return requests;
+}
+
+int64_t TableBuild::bytes_to_load(int num_ranks) const {
+  int64_t total = 0;
+  for (const ArrayBuild& array : arrays_) {
+    int64_t times = 0;
+    if (fills(array)) times = static_cast<int64_t>(plan_.copies.size());
+    if (array.placement == Placement::kDeviceSharded) times = 1;
+    if (array.placement == Placement::kDevice && num_ranks > 1) times = num_ranks;
+    total += times * array.source.file.num_bytes;
+  }
+  return total;
+}
+
+void TableBuild::create(const Seat& seat, Group::Part* part) {
+  for (ArrayBuild& array : arrays_) {
+    if (!fills(array) || copy(seat).owner != seat.rank) continue;
+    ENGRAM_POINT("allocate.create");
+    array.host = std::make_unique<HostArray>(
+        HostMemory::create(memory_options(seat), array.source.file.num_bytes, array.label));
+    if (copy(seat).members.size() == 1) continue;
+    const std::vector<FileDescriptor>& descriptors = array.host->memory().descriptors();
+    part->data[array.label] = {part->fds.size(), descriptors.size()};
+    for (const FileDescriptor& each : descriptors) part->fds.push_back(each.duplicate());
+  }
+}
+
+void TableBuild::attach(const Seat& seat, std::vector<Group::Part>* parts) {
+  if (kept_) return attach_kept(seat);
+  for (ArrayBuild& array : arrays_) {
+    if (!fills(array) || copy(seat).owner == seat.rank) continue;
+    Group::Part& part = parts->at(static_cast<size_t>(copy(seat).owner));
+    const json& place = part.data.at(array.label);
+    const auto first = place.at(0).get<size_t>();
+    std::vector<FileDescriptor> fds;
+    for (size_t i = 0; i < place.at(1).get<size_t>(); ++i) {
+      fds.push_back(std::move(part.fds.at(first + i)));
+    }
+    ENGRAM_POINT("attach.map");
+    array.host = std::make_unique<HostArray>(HostMemory::attach(
+        memory_options(seat), std::move(fds), array.source.file.num_bytes, array.label));
+    ENGRAM_POINT("attach.mapped");
+  }
+}
+
+void TableBuild::attach_kept(const Seat& seat) {
+  named([&] {
+    const bool read_only = seat.device < 0 || can_register_read_only(seat.device);
+    for (size_t i = 0; i < arrays_.size(); ++i) {
+      ArrayBuild& array = arrays_[i];
+      if (array.placement != Placement::kHost) continue;
+      HostMemoryOptions options = kept_->options;
+      options.device = seat.device;
+      array.host = std::make_unique<HostArray>(HostMemory::attach(
+          options, std::move(i == 0 ? kept_->values : kept_->scales), array.source.file.num_bytes,
+          array.label, read_only ? Access::kReadOnly : Access::kReadWrite));
+    }
+  });
+}
+
+int64_t TableBuild::huge_bytes(const Seat& seat) const {
+  int64_t total = 0;
+  for (const ArrayBuild& array : arrays_) {
+    if (!fills(array)) continue;
+    const int shares = static_cast<int>(copy(seat).members.size());
+    const ByteRange range =
+        prefault_range(array.source.file.num_bytes, *copy(seat).share_of(seat.rank), shares);
+    if (range.begin == range.end) continue;
+    const HostMemory& memory = *array.host->host_memory();
+    total += page_share(memory.data() + range.begin, range.end - range.begin).huge_bytes;
+  }
+  return total;
+}
+
+std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, int64_t huge_bytes,
+                                                double load_seconds) {
+  TableHistory history{
+      .group = seat.group,
+      .rank = seat.rank,
+      .size = seat.size,
+      .num_bytes = bytes_here(arrays_[0], seat.rank) + bytes_here(arrays_[1], seat.rank),
+      .since = seconds_since_1970(),
+      .load_seconds = load_seconds,
+      .huge_bytes = huge_bytes};
+  if (kept_) {
+    history.keeper = kept_->keeper;
+    history.huge_bytes = kept_->huge_bytes;
+    // What became of the keeper's wishes, for reports.
+    options_.pages = kept_->options.pages;
+    options_.numa = kept_->options.numa;
+  }
+  const bool in_host = arrays_[0].host || arrays_[1].host;
+  const HostMemory* const memory = arrays_[0].host   ? arrays_[0].host->host_memory()
+                                   : arrays_[1].host ? arrays_[1].host->host_memory()
+                                                     : nullptr;
+  auto held = std::make_shared<Held>();
+  if (kept_) held->keeper = kept_->connection;
+  held->record = std::make_unique<RecordEntry>(
+      seat.group, seat.rank, seat.size,
+      json{{"name", name_},
+           {"store", info_.store},
+           {"layer", info_.layer},
+           {"content_id", info_.content_id},
+           {"fingerprint", info_.fingerprint},
+           {"kind", in_host ? memory_kind_name(memory->options().kind) : "gpu"},
+           {"placement", placement_name(options_.placement)},
+           {"bytes", history.num_bytes},
+           {"huge_bytes", history.huge_bytes},
+           {"since", history.since}});
+  return std::make_shared<const Table>(std::move(options_), std::move(info_), std::move(history),
+                                       take(arrays_[0]), take(arrays_[1]), std::move(held));
+}
+
+}  // namespace engram

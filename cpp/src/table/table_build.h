@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file table_build.h
+//! One table on its way through a bind call (bind.cpp), on one rank.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engram/table.h"
+#include "table/device_table.h"
+#include "table/group.h"
+#include "table/host_table.h"
+#include "table/keeper.h"
+#include "table/load.h"
+#include "table/plan.h"
+#include "table/sharded_table.h"
+
+namespace engram {
+
+//! This rank among the others.
+struct Seat {
+  std::string group;
+  int rank = 0;
+  int size = 1;
+  int device = -1;    //!< its GPU; -1: none
+  int gpu_node = -1;  //!< NUMA node next to that
+};
+
+//! One of a table's two arrays; of the three kinds of memory the placement's, once it is there.
+struct ArrayBuild {
+  std::string label;  //!< "engram_1.values"
+  Placement placement = Placement::kHost;
+  Source source;
+  std::unique_ptr<HostArray> host;
+  std::unique_ptr<DeviceArray> device;
+  std::unique_ptr<ShardedArray> sharded;
+  std::unique_ptr<SourceReader> reader;  //!< of a sharded array
+};
+
+class TableBuild {
+ public:
+  TableBuild(std::string name, TableOptions options)
+      : name_(std::move(name)), options_(std::move(options)) {}
+
+  //! Reads the manifest. Throws Error; as all here, one that names the table.
+  void read();
+  TableVote vote(const Seat& seat) const;
+  void set_plan(TablePlan plan) { plan_ = std::move(plan); }
+  void set_kept(KeptTable kept) { kept_ = std::move(kept); }
+
+  const std::string& name() const { return name_; }
+  const TableOptions& options() const { return options_; }
+  const TableInfo& info() const { return info_; }
+  std::array<ArrayBuild, 2>& arrays() { return arrays_; }
+  //! Whether the ranks allocate and fill an array in host memory, no keeper.
+  bool fills(const ArrayBuild& array) const {
+    return array.placement == Placement::kHost && !options_.keeper;
+  }
+  //! Of the host arrays that the ranks fill.
+  const Copy& copy(const Seat& seat) const { return plan_.copy_of(seat.rank); }
+  std::vector<RoomRequest> room_requests(int num_ranks) const;
+  //! Bytes that all ranks together are going to load.
+  int64_t bytes_to_load(int num_ranks) const;
+
+  //! Allocates what this rank owns; adds descriptors for the others to `part`.
+  void create(const Seat& seat, Group::Part* part);
+  //! Maps what others own, or a keeper; `parts` are those of create(), by rank.
+  void attach(const Seat& seat, std::vector<Group::Part>* parts);
+  //! Bytes on huge pages of those that this rank has prefaulted.
+  int64_t huge_bytes(const Seat& seat) const;
+
+  //! The table; nothing is left here. huge_bytes: of all ranks, where they fill.
+  std::shared_ptr<const Table> finish(const Seat& seat, int64_t huge_bytes, double load_seconds);
+
+ private:
+  template <typename Fn>
+  auto named(const Fn& fn) const;
+  HostMemoryOptions memory_options(const Seat& seat) const;
+  //! Why this rank cannot have a kind of memory.
+  std::string problem(MemoryKind kind, const Seat& seat) const;
+  void attach_kept(const Seat& seat);
+
+  std::string name_;
+  TableOptions options_;
+  TableInfo info_;
+  std::array<ArrayBuild, 2> arrays_;
+  TablePlan plan_;
+  std::optional<KeptTable> kept_;
+};
+
+}  // namespace engram
