@@ -3,6 +3,7 @@
 
 import numpy as np
 from engines import TEXT
+from kept_plans import kept_plan
 
 from trtllm_engram.builder.model import ModelOptions
 from trtllm_engram.runtime.compare import Reference, compare, make_feeds
@@ -16,7 +17,12 @@ def build_plan(store, name="engine.plan", options=CHECKED, **changes):
 
     path = store.path.parent / name
     defaults = {"max_batch": MAX_BATCH, "max_tokens": MAX_TOKENS, "timing_cache": None}
-    build(store, path, options=options, **{**defaults, **changes})
+
+    def plan():
+        build(store, path, options=options, **{**defaults, **changes})
+        return path.read_bytes()
+
+    path.write_bytes(kept_plan(plan))
     return path
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import shard_of, small_checkpoint
+from kept_plans import kept_plan
 
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.builder.safetensors_file import read_header
@@ -88,25 +89,9 @@ class SmallEngine:
     def __init__(
         self, make: Any, inputs: dict[str, np.ndarray], least=None, in_place=False
     ) -> None:
-        from trtllm_engram.builder import network
-        from trtllm_engram.builder.engine import EngineBuilder
         from trtllm_engram.runtime.engine import Engine
 
-        builder = EngineBuilder()
-        if in_place:
-            builder.allow_in_place()
-        tensors = {
-            name: network.add_input(
-                builder.network, name, array.dtype.name, (f"{name}_size", *array.shape[1:])
-            )
-            for name, array in inputs.items()
-        }
-        for name, tensor in make(builder.network, **tensors).items():
-            network.mark_output(builder.network, name, tensor)
-        most = {name: array.shape for name, array in inputs.items()}
-        lowest = {name: ((least or {}).get(name, 0), *shape[1:]) for name, shape in most.items()}
-        builder.add_profile(lowest, most, most)
-        self.plan = bytes(builder.serialize())
+        self.plan = kept_plan(lambda: _build(make, inputs, least or {}, in_place))
         self.engine = Engine(self.plan)
         self._execution = None
 
@@ -114,6 +99,27 @@ class SmallEngine:
         if self._execution is None:
             self._execution = self.engine.execution()
         return self._execution.run(inputs)
+
+
+def _build(make: Any, inputs: dict[str, np.ndarray], least: Any, in_place: bool) -> bytes:
+    from trtllm_engram.builder import network
+    from trtllm_engram.builder.engine import EngineBuilder
+
+    builder = EngineBuilder()
+    if in_place:
+        builder.allow_in_place()
+    tensors = {
+        name: network.add_input(
+            builder.network, name, array.dtype.name, (f"{name}_size", *array.shape[1:])
+        )
+        for name, array in inputs.items()
+    }
+    for name, tensor in make(builder.network, **tensors).items():
+        network.mark_output(builder.network, name, tensor)
+    most = {name: array.shape for name, array in inputs.items()}
+    lowest = {name: (least.get(name, 0), *shape[1:]) for name, shape in most.items()}
+    builder.add_profile(lowest, most, most)
+    return bytes(builder.serialize())
 
 
 def run_network(make: Any, inputs: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
