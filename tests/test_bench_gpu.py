@@ -85,11 +85,11 @@ def test_a_file_of_something_else_stays_as_it_is(tmp_path, capsys, content):
 def test_a_plot(tmp_path, monkeypatch):
     path = tmp_path / "plot.png"
     results = [result(row, ours=9.0, vLLM=10.0) for row in ("gate", "lookup", "hash, 2 layers")]
-    report.plot(path, results, ABOUT)
+    report.plot(path, report.entries(results, ABOUT))
     assert path.read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(EngramError, match=r"^--plot: expected the package matplotlib"):
-        report.plot(path, results, ABOUT)
+        report.plot(path, report.entries(results, ABOUT))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_plot(tmp_path, monkeypatch):
 )
 def test_options_of_another_benchmark(argv, capsys):
     assert main(["bench", *argv]) == 2
-    assert f"{argv[1]}: expected with the benchmark " in capsys.readouterr().err
+    assert f"{argv[1]}: expected with the benchmarks " in capsys.readouterr().err
 
 
 def test_rivals_that_are_not_there(tmp_path, capsys):

@@ -46,36 +46,32 @@ def read_entries(path: Path) -> list[Entry]:
     return old
 
 
-def plot(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> None:
+def plot(path: Path, measured: Sequence[Entry]) -> None:
     """Time over tokens of each contender, with the time that the read rate allows."""
-    rows = list(dict.fromkeys(result.case.row for result in results))
+    rows = list(dict.fromkeys(entry["row"] for entry in measured))
     height = -(-len(rows) // _WIDE)
     figure = new_figure("--plot", 6 * _WIDE, 4 * height)
     axes = figure.subplots(height, _WIDE, squeeze=False)
     for axis, row in zip(axes.flat, rows, strict=False):
-        _plot_row(axis, [result for result in results if result.case.row == row])
+        _plot_row(axis, row, [entry for entry in measured if entry["row"] == row])
     for axis in axes.flat[len(rows) :]:
         axis.remove()
-    figure.suptitle(f"{about['machine']}, driver {about['driver']}: medians, cold L2")
+    figure.suptitle(f"{measured[0]['machine']}, driver {measured[0]['driver']}: medians, cold L2")
     write_png(path, figure)
 
 
-def _plot_row(axis: Any, results: Sequence[Result]) -> None:
-    tokens = [result.case.num_tokens for result in results]
-    for name in results[0].timings:
-        timings = [result.timings[name] for result in results]
-        (line,) = axis.plot(tokens, [one.median for one in timings], "o-", label=name)
-        axis.fill_between(
-            tokens,
-            [one.p10 for one in timings],
-            [one.p90 for one in timings],
-            color=line.get_color(),
-            alpha=0.2,
-        )
-    limits = [result.case.num_bytes / result.ceilings.read_rate * 1e6 for result in results]
+def _plot_row(axis: Any, row: str, measured: Sequence[Entry]) -> None:
+    ours = list({entry["T"]: entry for entry in measured}.values())
+    tokens = [entry["T"] for entry in ours]
+    axis.plot(tokens, [entry["ours_us"] for entry in ours], "o-", label=OURS)
+    low, high = ([entry[f"{share}_us"] for entry in ours] for share in ("p10", "p90"))
+    axis.fill_between(tokens, low, high, alpha=0.2)
+    for rival in dict.fromkeys(entry["rival"] for entry in measured if entry["rival"]):
+        points = [(entry["T"], entry["rival_us"]) for entry in measured if entry["rival"] == rival]
+        axis.plot(*zip(*points, strict=True), "-" if rival == EMPTY else "o-", label=rival)
+    limits = [entry["bytes"] / entry["read_ceiling_gb_s"] / 1e3 for entry in ours]
     axis.plot(tokens, limits, "k:", label="counted bytes at the read rate")
-    axis.axhline(results[0].ceilings.empty.median, color="grey", lw=1, label=EMPTY)
-    axis.set(xscale="log", yscale="log", title=results[0].case.row, xlabel="tokens", ylabel="us")
+    axis.set(xscale="log", yscale="log", title=row, xlabel="tokens", ylabel="us")
     axis.set_ylim(bottom=1)
     axis.legend(fontsize="small")
 

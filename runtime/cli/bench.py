@@ -148,7 +148,7 @@ def _run_gpu(args: argparse.Namespace) -> int:
     if args.output:
         report.write_entries(args.output, entries)
     if args.plot:
-        report.plot(args.plot, results, about)
+        report.plot(args.plot, entries)
     return 0
 
 
