@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda_driver.h"
 #include "cuda_support.h"
 #include "engram/error.h"
 
 #if ENGRAM_CUDA
-#include <cudaTypedefs.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,73 +19,23 @@
 #include <fstream>
 
 #include "parallel.h"
+#include "table/pages.h"
 #endif
 
 namespace engram {
 #if ENGRAM_CUDA
 namespace {
 
-//! The driver's functions, found without linking its library.
-struct Driver {
-  PFN_cuGetErrorName_v6000 error_name = nullptr;
-  PFN_cuDeviceGetAttribute_v2000 attribute = nullptr;
-  PFN_cuMemGetAllocationGranularity_v10020 granularity = nullptr;
-  PFN_cuMemCreate_v10020 create = nullptr;
-  PFN_cuMemRelease_v10020 release = nullptr;
-  PFN_cuMemExportToShareableHandle_v10020 export_handle = nullptr;
-  PFN_cuMemImportFromShareableHandle_v10020 import_handle = nullptr;
-  PFN_cuMemAddressReserve_v10020 reserve = nullptr;
-  PFN_cuMemAddressFree_v10020 free = nullptr;
-  PFN_cuMemMap_v10020 map = nullptr;
-  PFN_cuMemUnmap_v10020 unmap = nullptr;
-  PFN_cuMemSetAccess_v10020 set_access = nullptr;
+constexpr CUmemAllocationHandleType kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-  Driver() {
-    find(error_name, "cuGetErrorName", 6000);
-    find(attribute, "cuDeviceGetAttribute", 2000);
-    find(granularity, "cuMemGetAllocationGranularity", 10020);
-    find(create, "cuMemCreate", 10020);
-    find(release, "cuMemRelease", 10020);
-    find(export_handle, "cuMemExportToShareableHandle", 10020);
-    find(import_handle, "cuMemImportFromShareableHandle", 10020);
-    find(reserve, "cuMemAddressReserve", 10020);
-    find(free, "cuMemAddressFree", 10020);
-    find(map, "cuMemMap", 10020);
-    find(unmap, "cuMemUnmap", 10020);
-    find(set_access, "cuMemSetAccess", 10020);
-  }
-
- private:
-  template <typename Function>
-  static void find(Function& function, const char* name, unsigned version) {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    check_cuda(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result),
-               name);
-    if (result != cudaDriverEntryPointSuccess) {
-      throw Error(ENGRAM_CUDA_UNAVAILABLE,
-                  concat("CUDA: expected a driver that has ", name, ", found an older one"));
-    }
-    function = reinterpret_cast<Function>(found);
-  }
-};
-
-const Driver& driver() {
-  static const Driver functions;
-  return functions;
-}
-
-void check(CUresult code, const std::string& label, const char* what) {
-  if (code == CUDA_SUCCESS) return;
-  const char* name = "unknown error";
-  driver().error_name(code, &name);
-  throw Error(code == CUDA_ERROR_OUT_OF_MEMORY ? ENGRAM_OUT_OF_MEMORY : ENGRAM_CUDA_ERROR,
-              concat(label, ": memory \"cumem\": ", what, ": ", name));
+//! What a driver's error is about.
+std::string at(const std::string& label, const std::string& what) {
+  return label + ": memory \"cumem\": " + what;
 }
 
 bool can_share_as(CUdevice_attribute kind, int device) {
   int value = 0;
-  return driver().attribute(&value, kind, device) == CUDA_SUCCESS && value != 0;
+  return cuda_driver().device_get_attribute(&value, kind, device) == CUDA_SUCCESS && value != 0;
 }
 
 //! Drivers before 595 (CUDA 13.2) end the process in cuMemCreate where some node has no memory of
@@ -121,8 +71,7 @@ std::vector<int> nodes_of(const NumaPolicy& numa, int device) {
 CUmemAllocationProp properties(int node, bool fabric) {
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  wanted.requestedHandleTypes =
-      fabric ? CU_MEM_HANDLE_TYPE_FABRIC : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  wanted.requestedHandleTypes = fabric ? CU_MEM_HANDLE_TYPE_FABRIC : kDescriptor;
   wanted.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
   wanted.location.id = node;
   return wanted;
@@ -195,8 +144,9 @@ CumemMemory::CumemMemory(int device, int64_t num_bytes, std::string label)
   }
   const CUmemAllocationProp wanted = properties(nearest_node(device), fabric_);
   size_t granule = 0;
-  check(driver().granularity(&granule, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM), label_,
-        "granularity");
+  check_driver(
+      cuda_driver().mem_get_granularity(&granule, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+      at(label_, "granularity"));
   const auto whole = [&](int64_t bytes) {
     const auto unit = static_cast<int64_t>(granule);
     return (bytes + unit - 1) / unit * unit;
@@ -223,8 +173,9 @@ CumemMemory CumemMemory::create(int device, const NumaPolicy& numa, int64_t num_
     const int node = nodes[static_cast<size_t>(i) % nodes.size()];
     const CUmemAllocationProp wanted = properties(node, memory.fabric_);
     const std::string what = concat("expected ", part.num_bytes, " bytes on NUMA node ", node);
-    check(driver().create(&part.handle, static_cast<size_t>(part.num_bytes), &wanted, 0), label,
-          what.c_str());
+    check_driver(
+        cuda_driver().mem_create(&part.handle, static_cast<size_t>(part.num_bytes), &wanted, 0),
+        at(label, what));
   });
   memory.map();
   return memory;
@@ -246,13 +197,13 @@ CumemMemory CumemMemory::attach(int device, const std::vector<FileDescriptor>& d
       CUmemFabricHandle handle{};
       ENGRAM_CHECK(pread(file, &handle, sizeof(handle), 0) == sizeof(handle), label,
                    ": expected a file of ", sizeof(handle), " bytes with a fabric handle");
-      check(driver().import_handle(&part.handle, &handle, CU_MEM_HANDLE_TYPE_FABRIC), label,
-            "import of a fabric handle");
+      check_driver(cuda_driver().mem_import(&part.handle, &handle, CU_MEM_HANDLE_TYPE_FABRIC),
+                   at(label, "import of a fabric handle"));
     } else {
-      check(driver().import_handle(&part.handle,
-                                   reinterpret_cast<void*>(static_cast<uintptr_t>(file)),
-                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-            label, "import of a descriptor");
+      check_driver(
+          cuda_driver().mem_import(
+              &part.handle, reinterpret_cast<void*>(static_cast<uintptr_t>(file)), kDescriptor),
+          at(label, "import of a descriptor"));
     }
   }
   memory.map();
@@ -262,12 +213,13 @@ CumemMemory CumemMemory::attach(int device, const std::vector<FileDescriptor>& d
 void CumemMemory::map() {
   CUdeviceptr address = 0;
   const auto total = static_cast<size_t>(mapped_bytes_);
-  check(driver().reserve(&address, total, 0, 0, 0), label_, "range of addresses");
+  check_driver(cuda_driver().mem_address_reserve(&address, total, kHugePageBytes, 0, 0),
+               at(label_, "range of addresses"));
   address_ = address;
   for (Part& part : parts_) {
-    check(driver().map(address_ + static_cast<uint64_t>(part.begin),
-                       static_cast<size_t>(part.num_bytes), 0, part.handle, 0),
-          label_, "mapping");
+    check_driver(cuda_driver().mem_map(address_ + static_cast<uint64_t>(part.begin),
+                                       static_cast<size_t>(part.num_bytes), 0, part.handle, 0),
+                 at(label_, "mapping"));
     part.mapped = true;
   }
   std::array<CUmemAccessDesc, 2> access{};
@@ -276,8 +228,8 @@ void CumemMemory::map() {
   access[0].location.id = device_;
   access[1].location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;  // any CPU: the node is ignored
   access[1].location.id = nearest_node(device_);
-  check(driver().set_access(address_, total, access.data(), access.size()), label_,
-        "access for the CPU and the GPU");
+  check_driver(cuda_driver().mem_set_access(address_, total, access.data(), access.size()),
+               at(label_, "access for the CPU and the GPU"));
 }
 
 std::vector<FileDescriptor> CumemMemory::export_descriptors() const {
@@ -285,13 +237,13 @@ std::vector<FileDescriptor> CumemMemory::export_descriptors() const {
   for (const Part& part : parts_) {
     if (fabric_) {
       CUmemFabricHandle handle{};
-      check(driver().export_handle(&handle, part.handle, CU_MEM_HANDLE_TYPE_FABRIC, 0), label_,
-            "export as a fabric handle (without rights to an IMEX channel there is none)");
+      check_driver(cuda_driver().mem_export(&handle, part.handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+                   at(label_, "export as a fabric handle (it takes rights to an IMEX channel)"));
       descriptors.push_back(file_of(handle, label_));
     } else {
       int file = -1;
-      check(driver().export_handle(&file, part.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-            label_, "export as a descriptor");
+      check_driver(cuda_driver().mem_export(&file, part.handle, kDescriptor, 0),
+                   at(label_, "export as a descriptor"));
       descriptors.emplace_back(file);
       fcntl(file, F_SETFD, FD_CLOEXEC);
     }
@@ -303,15 +255,18 @@ void CumemMemory::release() noexcept {
   if (parts_.empty() || getpid() != owner_) return;
   // Errors have nobody to go to: at the process's end CUDA is gone already, and with it all this.
   try {
+    const DeviceGuard guard(device_);
     const RelaxedCapture relaxed;
+    cudaDeviceSynchronize();  // an unmapping does not wait for kernels that still read
+    cudaGetLastError();
     for (const Part& part : parts_) {
       if (part.mapped) {
-        driver().unmap(address_ + static_cast<uint64_t>(part.begin),
-                       static_cast<size_t>(part.num_bytes));
+        cuda_driver().mem_unmap(address_ + static_cast<uint64_t>(part.begin),
+                                static_cast<size_t>(part.num_bytes));
       }
-      if (part.handle != 0) driver().release(part.handle);
+      if (part.handle != 0) cuda_driver().mem_release(part.handle);
     }
-    if (address_ != 0) driver().free(address_, static_cast<size_t>(mapped_bytes_));
+    if (address_ != 0) cuda_driver().mem_address_free(address_, static_cast<size_t>(mapped_bytes_));
   } catch (const Error&) {
     return;
   }

@@ -2,11 +2,7 @@
 #include "table/host_memory.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,83 +11,28 @@
 
 #include "engram/error.h"
 #include "table/cumem.h"
+#include "table/memory_file.h"
 #include "table/points.h"
 
 namespace engram {
 namespace {
 
-// Of <linux/memfd.h>, whose older versions lack some.
-constexpr unsigned kNoExecSeal = 0x0008;    // Linux 6.3, which may insist on it
-constexpr unsigned kHugetlb2M = 21U << 26;  // MFD_HUGE_2MB
-constexpr int kMapHugetlb2M = 21 << 26;     // MAP_HUGE_2MB
-constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
-constexpr char kShmFolder[] = "/dev/shm";
+constexpr int kMapHugetlb2M = 21 << 26;  // MAP_HUGE_2MB, which older headers lack
 
 [[noreturn]] void fail(const std::string& what, int64_t num_bytes, const std::string& found) {
   throw Error(ENGRAM_OUT_OF_MEMORY,
               concat(what, ": expected ", num_bytes, " bytes of memory, found ", found));
 }
 
-FileDescriptor open_memfd(const std::string& label, PageKind pages) {
-  // It stands in /proc/PID/maps; the kernel takes 249 bytes.
-  const std::string name = "trtllm-engram:" + label.substr(0, 200);
-  unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  if (pages == PageKind::k2M) flags |= MFD_HUGETLB | kHugetlb2M;
-  int handle = memfd_create(name.c_str(), flags | kNoExecSeal);
-  if (handle < 0 && errno == EINVAL) handle = memfd_create(name.c_str(), flags);
-  if (handle < 0) {
-    throw Error(ENGRAM_OUT_OF_MEMORY,
-                concat(label, ": memory \"memfd\" with pages \"", page_kind_name(pages),
-                       "\": the kernel has none: ", std::strerror(errno)));
+void check_combination(const HostMemoryOptions& options) {
+  const char* why = nullptr;
+  if (options.kind == MemoryKind::kShm && options.pages == PageKind::k2M) {
+    why = "/dev/shm has no hugetlb pages, expected memory \"memfd\" or \"private\"";
+  } else if (options.kind == MemoryKind::kCumem && options.pages != PageKind::kAuto) {
+    why = "the driver chooses its pages, expected pages \"auto\"";
   }
-  return FileDescriptor(handle);
-}
-
-//! tmpfs has had nameless files since Linux 3.11: there is no moment at which a kill would leave a
-//! name behind.
-FileDescriptor open_shm(const std::string& label) {
-  const int handle = open(kShmFolder, O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL, 0600);
-  if (handle < 0) {
-    throw Error(ENGRAM_OUT_OF_MEMORY,
-                concat(label, ": memory \"shm\": cannot make a nameless file in ", kShmFolder, ": ",
-                       std::strerror(errno)));
-  }
-  FileDescriptor file(handle);
-  struct statfs status{};
-  ENGRAM_CHECK(fstatfs(handle, &status) == 0 && status.f_type == TMPFS_MAGIC, label,
-               ": memory \"shm\": expected a tmpfs at ", kShmFolder,
-               ", found another file system (type ", status.f_type, ")");
-  return file;
-}
-
-void set_size(const FileDescriptor& file, const std::string& label, int64_t num_bytes) {
-  // Beyond it, ftruncate would end the process (SIGXFSZ).
-  struct rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(num_bytes)) {
-    fail(label, num_bytes, concat("a limit on file sizes (ulimit -f) of ", limit.rlim_cur));
-  }
-  if (ftruncate(file.get(), num_bytes) != 0) fail(label, num_bytes, std::strerror(errno));
-}
-
-void check_attached(const HostMemoryOptions& options, const FileDescriptor& file,
-                    int64_t mapped_bytes, const std::string& label) {
-  struct stat status{};
-  struct statfs system{};
-  if (fstat(file.get(), &status) != 0 || fstatfs(file.get(), &system) != 0) {
-    throw Error(ENGRAM_INVALID_ARGUMENT,
-                concat(label, ": descriptor ", file.get(), ": ", std::strerror(errno)));
-  }
-  const bool huge = options.pages == PageKind::k2M;
-  ENGRAM_CHECK(S_ISREG(status.st_mode) && status.st_size == mapped_bytes, label,
-               ": expected shared memory of ", mapped_bytes, " bytes, found ", status.st_size);
-  ENGRAM_CHECK(huge ? system.f_type == HUGETLBFS_MAGIC && system.f_bsize == kHugePageBytes
-                    : system.f_type == TMPFS_MAGIC,
-               label, ": expected shared memory on ", huge ? "hugetlb pages of 2 MiB" : "a tmpfs",
-               ", found file system type ", system.f_type, " with blocks of ", system.f_bsize);
-  const int seals = fcntl(file.get(), F_GET_SEALS);
-  ENGRAM_CHECK(
-      options.kind == MemoryKind::kShm || (seals >= 0 && (seals & kSizeSeals) == kSizeSeals), label,
-      ": expected a memfd that is sealed against another size, found seals ", seals);
+  ENGRAM_CHECK(why == nullptr, "memory \"", memory_kind_name(options.kind), "\" with pages \"",
+               page_kind_name(options.pages), "\": ", why);
 }
 
 }  // namespace
@@ -121,17 +62,7 @@ MemoryKind parse_memory_kind(const std::string& name) {
 }
 
 void check_host_memory(const HostMemoryOptions& options) {
-  const auto refuse = [&](const char* why) {
-    throw Error(ENGRAM_INVALID_ARGUMENT,
-                concat("memory \"", memory_kind_name(options.kind), "\" with pages \"",
-                       page_kind_name(options.pages), "\": ", why));
-  };
-  if (options.kind == MemoryKind::kShm && options.pages == PageKind::k2M) {
-    refuse("/dev/shm has no hugetlb pages, expected memory \"memfd\" or \"private\"");
-  }
-  if (options.kind == MemoryKind::kCumem && options.pages != PageKind::kAuto) {
-    refuse("the driver chooses its pages, expected pages \"auto\"");
-  }
+  check_combination(options);
   check_numa_policy(options.numa);
 }
 
@@ -139,30 +70,16 @@ HostMemory::HostMemory() = default;
 
 HostMemory HostMemory::create(const HostMemoryOptions& options, int64_t num_bytes,
                               const std::string& label) {
+  check_host_memory(options);
   HostMemory memory = prepare(options, num_bytes, label);
-  int file = -1;
-  switch (options.kind) {
-    case MemoryKind::kCumem:
-      memory.take(CumemMemory::create(options.device, options.numa, num_bytes, label));
-      return memory;
-    case MemoryKind::kPrivate:
-      break;
-    case MemoryKind::kMemfd:
-    case MemoryKind::kShm: {
-      const bool memfd = options.kind == MemoryKind::kMemfd;
-      FileDescriptor made = memfd ? open_memfd(label, options.pages) : open_shm(label);
-      set_size(made, label, memory.mapped_bytes_);
-      // Its mode, or /proc/PID/fd would show it as anybody's.
-      if (fchmod(made.get(), 0600) != 0 ||
-          (memfd && fcntl(made.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0)) {
-        throw Error(ENGRAM_INTERNAL_ERROR,
-                    concat(label, ": cannot be sealed: ", std::strerror(errno)));
-      }
-      file = made.get();
-      memory.descriptors_.push_back(std::move(made));
-    }
+  if (options.kind == MemoryKind::kCumem) {
+    memory.take(CumemMemory::create(options.device, options.numa, num_bytes, label));
+    return memory;
   }
-  memory.map(file);
+  if (options.kind != MemoryKind::kPrivate) {
+    memory.descriptors_.push_back(make_memory_file(options, memory.mapped_bytes_, label));
+  }
+  memory.map();
   set_numa_policy(memory.data_, memory.mapped_bytes_, options.numa);
   return memory;
 }
@@ -172,6 +89,7 @@ HostMemory HostMemory::attach(const HostMemoryOptions& options,
                               const std::string& label, Access access) {
   ENGRAM_CHECK(options.kind != MemoryKind::kPrivate, label,
                ": memory \"private\" belongs to one process, expected a kind that is shared");
+  check_combination(options);  // its pages are where they are, whatever this process may use
   HostMemory memory = prepare(options, num_bytes, label);
   if (options.kind == MemoryKind::kCumem) {
     memory.take(CumemMemory::attach(options.device, descriptors, num_bytes, label));
@@ -179,16 +97,15 @@ HostMemory HostMemory::attach(const HostMemoryOptions& options,
   }
   ENGRAM_CHECK(descriptors.size() == 1, label, ": expected 1 descriptor of memory \"",
                memory_kind_name(options.kind), "\", found ", descriptors.size());
-  check_attached(options, descriptors[0], memory.mapped_bytes_, label);
+  check_memory_file(options, descriptors[0], memory.mapped_bytes_, label);
   memory.access_ = access;
   memory.descriptors_ = std::move(descriptors);
-  memory.map(memory.descriptors_[0].get());
+  memory.map();
   return memory;
 }
 
 HostMemory HostMemory::prepare(const HostMemoryOptions& options, int64_t num_bytes,
                                const std::string& label) {
-  check_host_memory(options);
   ENGRAM_CHECK(num_bytes > 0, label, ": expected some bytes of memory, found ", num_bytes);
   HostMemory memory;
   memory.options_ = options;
@@ -206,7 +123,8 @@ void HostMemory::take(CumemMemory&& cumem) {
   descriptors_ = cumem_->export_descriptors();
 }
 
-void HostMemory::map(int file) {
+void HostMemory::map() {
+  const int file = descriptors_.empty() ? -1 : descriptors_[0].get();
   const int protection = access_ == Access::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
   const int flags = file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
   if (options_.pages == PageKind::k2M) {

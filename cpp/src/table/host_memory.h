@@ -106,7 +106,7 @@ class HostMemory {
   HostMemory();
   static HostMemory prepare(const HostMemoryOptions& options, int64_t num_bytes,
                             const std::string& label);
-  void map(int file);
+  void map();
   uint8_t* reserve(int64_t num_bytes, int protection, int flags, int file);
   void take(CumemMemory&& cumem);
   void swap(HostMemory& other) noexcept;

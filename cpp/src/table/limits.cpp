@@ -162,7 +162,7 @@ std::vector<CgroupLimit> read_cgroups(const std::string& root) {
     const std::string above = mount->root == "/" ? "" : mount->root;
     if (path.compare(0, above.size(), above) == 0) inside = path.substr(above.size());
     if (inside.find("..") != std::string::npos || inside == "/") inside.clear();
-    const std::string base = (root == "/" ? "" : root) + mount->folder;
+    const std::string base = root.substr(0, root.size() - 1) + mount->folder;
     for (;;) {
       add_cgroup(limits, base + inside);
       if (inside.empty()) break;
