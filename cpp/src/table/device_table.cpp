@@ -56,6 +56,7 @@ class Copies final : public DeviceArray {
     const RelaxedCapture relaxed;
     const std::lock_guard lock(mutex_);
     if (copies_.count(device) != 0) return;
+    const int64_t num_bytes = source_.file.num_bytes;
     DeviceBytes copy(num_bytes);
     const SourceReader reader(source_);
     upload(reader, {{0, num_bytes, copy.get()}},
