@@ -4,6 +4,7 @@
 import inspect
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from checkout import ROOT
 from devices import Torch
 from engines import small_store
 
+from trtllm_engram.builder.formula import row_bytes
 from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime import Tables, _native, ops
+from trtllm_engram.runtime.group import Group
 from trtllm_engram.runtime.tables import describe_tables
 
 
@@ -33,6 +36,10 @@ def test_bind_and_describe(store):
         tables.bind("mine", store, layer=5, placement="host")
         assert tables.describe() == describe_tables()
         found = tables.describe()["mine"]
+        assert found["load_seconds"] > 0
+        assert abs(time.time() - found["since"]) < 600
+        assert found["num_bytes"] >= store.config.num_embeddings[1] * (64 + 2)
+        del found["load_seconds"], found["since"], found["num_bytes"], found["registered_seconds"]
         assert found == {
             "store": str(store.path),
             "layer": 5,
@@ -43,6 +50,13 @@ def test_bind_and_describe(store):
             "head_dim": store.config.head_dim,
             "placement": "host",
             "scales": "host",
+            "memory": "memfd",
+            "pages": "auto",
+            "numa": "default",
+            "huge_bytes": 0,
+            "rank": 0,
+            "size": 1,
+            "keeper": None,
         }
     assert describe_tables() == {}
     assert tables.describe() == {}
@@ -67,7 +81,7 @@ def test_any_name(store, name):
     ("options", "expected"),
     [
         ({"layer": 2}, "layer"),
-        ({"layer": 1, "placement": "hots"}, "placement: expected host or device, found 'hots'"),
+        ({"layer": 1, "placement": "hots"}, "placement: expected host, device or device_sharded"),
         ({"layer": 1, "scales": "gpu"}, "scales: expected with_rows or device, found 'gpu'"),
         ({"layer": 1, "expect_content": "0" * 32}, "expected tables with content id 0000"),
         ({"layer": "1"}, "layer"),
@@ -126,14 +140,28 @@ def test_toml_file(store):
         assert list(describe_tables()) == ["before"]
 
 
+def keys_of(section):
+    """The keys that the parser knows in [tables.NAME] ("read_table") or [group] ("read_group")."""
+    parser = (ROOT / "cpp/src/table/toml.cpp").read_text(encoding="utf-8")
+    known = re.search(rf" {section}\(.*?\{{(\"[^}}]*)\}}", parser, re.DOTALL)
+    return set(re.findall(r'"(\w+)"', known[1]))
+
+
 def test_readme_lists_every_key():
     """As the parser has them, and each is an argument of Tables.bind."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `([a-z_]+) = ", readme, re.MULTILINE))
-    parser = (ROOT / "cpp/src/table/toml.cpp").read_text(encoding="utf-8")
-    known = re.search(r"check_keys\(table_, \{([^}]*)\}", parser)
-    assert listed == set(re.findall(r'"(\w+)"', known[1]))
+    assert listed == keys_of("read_table")
     assert listed == inspect.signature(Tables.bind).parameters.keys() - {"self", "name"}
+
+
+def test_readme_lists_every_key_of_a_group():
+    """Each is an argument of Group."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"^\[group\]\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    listed = set(re.findall(r"^(\w+) = ", block[1], re.MULTILINE))
+    assert listed == keys_of("read_group")
+    assert listed == inspect.signature(Group).parameters.keys()
 
 
 def test_moved_checkpoint(store, tmp_path):
@@ -172,6 +200,70 @@ def test_threads(store):
     }
     for tables in found.values():
         tables.close()
+
+
+def all_ids(store, layer):
+    """Every row of a layer once, as tokens."""
+    count = store.table(layer).values.shape[0] // store.config.num_columns
+    return np.arange(count * store.config.num_columns, dtype=np.int32).reshape(count, -1)
+
+
+@pytest.mark.parametrize("memory", ["memfd", "shm", "private"])
+def test_lookup_reads_the_rows(store, memory):
+    table, ids = store.table(5), all_ids(store, 5)
+    expected = ops.lookup(table.values, table.scales, ids)
+    with Tables() as tables:
+        tables.bind("mine", store, layer=5, memory=memory, verify=True)
+        found = tables.lookup("mine", ids)
+        np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+        out = np.empty_like(found)
+        tables.lookup("mine", ids, out=out)
+        np.testing.assert_array_equal(out.view(np.uint16), expected.view(np.uint16))
+        with pytest.raises(InputError, match="'other': expected a name bound here, found mine"):
+            tables.lookup("other", ids)
+    with pytest.raises(InputError, match="expected a name bound here, found none"):
+        tables.lookup("mine", ids)
+
+
+@pytest.mark.gpu
+def test_lookup_of_a_table_that_is_not_in_host_memory(store):
+    with Tables() as tables:
+        tables.bind("mine", store, layer=5, placement="device")
+        with pytest.raises(InputError, match="expected a table in host memory"):
+            tables.lookup("mine", all_ids(store, 5))
+
+
+def test_formula(store):
+    with Tables() as tables:
+        tables.bind("mine", store, layer=5, formula_seed=9)
+        ids = all_ids(store, 5)
+        values, scales = row_bytes(store.config, 5, ids.ravel(), 9)
+        expected = ops.lookup(values, scales, ids)
+        found = tables.lookup("mine", ids)
+    np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+
+
+def test_several_at_once_or_none(store):
+    """What bind_all takes is bind's, and one bad name leaves none."""
+    good = {"store": store, "layer": 1, "memory": "private"}
+    with Tables() as tables:
+        tables.bind_all({"one": good, "five": {"store": store.path, "layer": 5}})
+        assert {name: one["layer"] for name, one in describe_tables().items()} == {
+            "one": 1,
+            "five": 5,
+        }
+        with pytest.raises(InputError, match="layer"):
+            tables.bind_all({"two": good, "bad": {"store": store, "layer": 2}})
+        assert set(describe_tables()) == {"one", "five"}
+    assert describe_tables() == {}
+
+
+def test_progress(store):
+    """Told as it goes, to the end; a call that is over at once may tell nothing."""
+    told = []
+    with Tables(progress=lambda done, total: told.append((done, total))) as tables:
+        tables.bind("mine", store, layer=1)
+    assert all(0 <= done <= total for done, total in told)
 
 
 @pytest.mark.gpu
