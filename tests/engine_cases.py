@@ -22,7 +22,7 @@ def build_plan(store, name="engine.plan", options=CHECKED, **changes):
         build(store, path, options=options, **{**defaults, **changes})
         return path.read_bytes()
 
-    path.write_bytes(kept_plan(plan))
+    path.write_bytes(kept_plan(plan, name))
     return path
 
 

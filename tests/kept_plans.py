@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from trtllm_engram.builder.files import write_aside
+
 _folder: Path | None = None
 _num_plans: Counter[str] = Counter()
 
@@ -23,15 +25,19 @@ def keep_plans(folder: Path) -> None:
     _folder = folder
 
 
-def kept_plan(build: Callable[[], bytes]) -> bytes:
-    """What build() returns. Where plans are kept, a test's n-th one is built only once: the same
-    tests must run in the same order."""
+def kept_plan(build: Callable[[], bytes], name: str = "") -> bytes:
+    """What build() returns. Where plans are kept it is called once for each plan of a test, by
+    their order, and for each name that fixtures of a module give."""
     if _folder is None:
         return build()
-    test = os.environ["PYTEST_CURRENT_TEST"]
-    _num_plans[test] += 1
-    name = hashlib.sha256(f"{test} {_num_plans[test]}".encode()).hexdigest()[:32]
-    file = _folder / f"{name}.plan"
+    test, phase = os.environ["PYTEST_CURRENT_TEST"].rsplit(" ", 1)
+    if phase == "(setup)":
+        owner = f"{test.split('::')[0]} {name}"
+    else:
+        _num_plans[test] += 1
+        owner = f"{test} {_num_plans[test]}"
+    file = _folder / f"{hashlib.sha256(owner.encode()).hexdigest()[:32]}.plan"
     if not file.exists():
-        file.write_bytes(build())
+        with write_aside(file) as scratch:
+            scratch.write_bytes(build())
     return file.read_bytes()
