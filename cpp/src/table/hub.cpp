@@ -189,6 +189,8 @@ void Hub::on_loss(Peer& peer, Loss loss, const std::string& detail) {
   if (peer.rank < 0) return;
   said_[static_cast<size_t>(peer.rank)].all = true;
   fail(peer.rank, loss_failure(peer, loss, detail, phase_, options().timeout_s));
+  // Who is only stopped finds the verdict when it goes on.
+  if (loss == Loss::kSilent) peer.lost = false;
 }
 
 void Hub::fail(int32_t rank, Failure failure) {
@@ -210,7 +212,7 @@ nlohmann::json Hub::beat() {
 void Hub::on_beat() {
   const nlohmann::json message = beat();
   for (Peer& peer : watch_.peers()) {
-    if (!peer.connection.has_queued()) watch_.queue(peer, message);
+    if (watch_.wants_beat(peer)) watch_.queue(peer, message);
   }
 }
 

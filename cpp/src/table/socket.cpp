@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/socket.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -148,6 +150,11 @@ bool Connection::flush() {
                 concat(where_, ": cannot send to pid ", peer_pid_, ": ", std::strerror(error)));
   }
   return true;
+}
+
+int64_t Connection::unread_bytes() const {
+  int count = 0;
+  return ioctl(fd(), SIOCOUTQ, &count) == 0 ? count : 0;
 }
 
 std::optional<bool> Connection::take_packet() {

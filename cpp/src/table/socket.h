@@ -84,6 +84,8 @@ class Connection {
   //! True: nothing is left. Throws Disconnected, Error.
   bool flush();
   bool has_queued() const { return !queued_.empty(); }
+  //! What the kernel holds of what was sent, with its overhead: the other end has not read it.
+  int64_t unread_bytes() const;
   //! A message that has come in whole, if there is one. What was sent before the other end closed
   //! is still received; then Disconnected is thrown.
   std::optional<Message> take();

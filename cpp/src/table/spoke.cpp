@@ -65,6 +65,7 @@ void Spoke::meet() {
     } else {
       watch_.step(*this);
     }
+    if (met_) break;  // whatever became of rank 0 since
     if (setup_.interrupted) {
       queue_failure(interrupted_failure());
       watch_.step(*this);
@@ -102,7 +103,9 @@ void Spoke::queue(const nlohmann::json& data, const std::vector<int>& fds) {
 }
 
 void Spoke::on_beat() {
-  if (!watch_.has_queued()) queue({{"type", "beat"}, {"done", done_.load()}});
+  for (Peer& hub : watch_.peers()) {
+    if (watch_.wants_beat(hub)) watch_.queue(hub, {{"type", "beat"}, {"done", done_.load()}});
+  }
 }
 
 void Spoke::on_message(Peer&, Message message) {

@@ -81,6 +81,11 @@ bool Watch::has_queued() const {
                      [](const Peer& peer) { return peer.connection.has_queued(); });
 }
 
+bool Watch::wants_beat(const Peer& peer) const {
+  constexpr int64_t kUnread = 16 << 10;
+  return !peer.connection.has_queued() && peer.connection.unread_bytes() < kUnread;
+}
+
 void Watch::refresh() {
   stepped_ = steady_clock::now();
   for (Peer& peer : peers_) peer.heard = peer.looked = stepped_;

@@ -25,7 +25,7 @@ struct Peer {
   int32_t rank = -1;       //!< -1: it has not said
   Deadline heard;          //!< when the last message came
   Deadline looked;         //!< when the process was last looked at
-  bool lost = false;       //!< removed at the end of the step
+  bool lost = false;       //!< removed at the end of the step, unless on_loss() changes it
 };
 
 //! What happens; all on the thread that calls step(). Throwing from one ends the step.
@@ -53,6 +53,9 @@ class Watch {
   //! Adds to what is sent.
   void queue(Peer& peer, const nlohmann::json& data, const std::vector<int>& fds = {});
   bool has_queued() const;
+  //! Whether a beat would be news: a peer that has not read the last ones needs no more, and finds
+  //! room for what matters.
+  bool wants_beat(const Peer& peer) const;
   //! For who has not watched for a while: nobody has been silent until now.
   void refresh();
 

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file ranks.h
+//! Ranks as real processes, for tests.
+#pragma once
+
+#include <dirent.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "table/descriptor.h"
+
+namespace engram {
+
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline void sleep_s(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+inline size_t count_descriptors() {
+  DIR* const folder = opendir("/proc/self/fd");
+  size_t count = 0;
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+//! A process that runs `body`. What that returns, or the text of what it throws, is result(); empty
+//! where it was killed before. It is killed at the end of this object.
+class Process {
+ public:
+  explicit Process(const std::function<std::string()>& body) {
+    int ends[2];
+    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    pid_ = fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) run(ends[1], body);
+    close(ends[1]);
+    result_.reset(ends[0]);
+  }
+  ~Process() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    kill(pid_, SIGCONT);
+    waitpid(pid_, nullptr, 0);
+  }
+  Process(Process&& other) noexcept
+      : pid_(std::exchange(other.pid_, 0)), result_(std::move(other.result_)) {}
+  Process& operator=(Process&&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void signal(int number) const { kill(pid_, number); }
+
+  //! Waits up to `seconds`, then "TIMEOUT".
+  std::string result(double seconds = 20) {
+    std::string text;
+    const double end = now_s() + seconds;
+    for (char bytes[4096];;) {
+      pollfd entry{.fd = result_.get(), .events = POLLIN};
+      const double left = end - now_s();
+      if (left <= 0 || poll(&entry, 1, static_cast<int>(left * 1000) + 1) == 0) return "TIMEOUT";
+      const ssize_t count = read(result_.get(), bytes, sizeof(bytes));
+      if (count <= 0) break;
+      text.append(bytes, static_cast<size_t>(count));
+    }
+    return text;
+  }
+
+ private:
+  [[noreturn]] static void run(int to, const std::function<std::string()>& body) {
+    std::string text;
+    try {
+      text = body();
+    } catch (const std::exception& error) {
+      text = error.what();
+    } catch (...) {
+      text = "a check failed";
+    }
+    for (size_t from = 0; from < text.size();) {
+      const ssize_t count = write(to, text.data() + from, text.size() - from);
+      if (count <= 0) break;
+      from += static_cast<size_t>(count);
+    }
+    _exit(0);
+  }
+
+  pid_t pid_ = 0;
+  FileDescriptor result_;
+};
+
+//! A flag that processes share: set by one, seen by others.
+class Signal {
+ public:
+  Signal() {
+    int ends[2];
+    REQUIRE(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
+    read_.reset(ends[0]);
+    write_.reset(ends[1]);
+  }
+  void set() const { static_cast<void>(!write(write_.get(), "x", 1)); }
+  bool wait(double seconds = 20) const {
+    pollfd entry{.fd = read_.get(), .events = POLLIN};
+    return poll(&entry, 1, static_cast<int>(seconds * 1000)) > 0;
+  }
+
+ private:
+  FileDescriptor read_;
+  FileDescriptor write_;
+};
+
+//! Folder of this user alone, removed with what is in it at the end.
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/engram-XXXXXX";
+    REQUIRE(mkdtemp(name) != nullptr);
+    path_ = name;
+  }
+  ~Folder() {
+    for (const std::string& name : names()) unlink((path_ + "/" + name).c_str());
+    rmdir(path_.c_str());
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    DIR* const folder = opendir(path_.c_str());
+    while (const dirent* const entry = readdir(folder)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+    }
+    closedir(folder);
+    return names;
+  }
+
+ private:
+  std::string path_;
+};
+
+//! Whether an abstract socket with this in its name is there.
+inline bool has_socket(const std::string& name) {
+  std::ifstream list("/proc/net/unix");
+  const std::string text{std::istreambuf_iterator<char>(list), {}};
+  return text.find(name) != text.npos;
+}
+
+inline bool is_root() { return geteuid() == 0; }
+
+//! Whether a test that has to be several users cannot run.
+inline bool skip_without_root() {
+  if (!is_root()) MESSAGE("skipped: needs root, to be another user as well");
+  return !is_root();
+}
+
+constexpr uid_t kNobody = 65534;
+
+}  // namespace engram
