@@ -51,11 +51,14 @@ def main(text: str) -> None:
 
 
 def _warm_up() -> None:
-    """Loads the library, and starts CUDA where there is a GPU to register memory with."""
+    """Does all on a small table that is not to be measured: loads the library, and starts CUDA
+    where there is a GPU to register memory with."""
+    config = config_of_size(_WARM_UP_BYTES, layers=(0,))
     with tempfile.TemporaryDirectory(prefix="trtllm-engram-") as folder:
-        write_made_up_store(folder, config_of_size(_WARM_UP_BYTES, layers=(0,)))
+        write_made_up_store(folder, config)
         with Tables(Group(rank=0, size=1)) as tables:
             tables.bind("warm-up", folder, layer=0, formula_seed=0)
+            _check(tables, "warm-up", config, tables.describe()["warm-up"], 0)
 
 
 def _check(

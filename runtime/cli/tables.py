@@ -287,14 +287,18 @@ def _print_loaded(
         sys.stdout.flush()
         return
     one = next(iter(tables.values()))
+    if one["rank"] != 0:  # rank 0 speaks for all
+        return
     total = sum(table["num_bytes"] for table in tables.values())
     registered = [table["registered_seconds"] for table in tables.values()]
     registered_s = sum(time_s for time_s in registered if time_s is not None)
-    load_s = sum(table["load_seconds"] for table in tables.values())
+    load_s = max(table["load_seconds"] for table in tables.values())  # all of them together
+    rate = console.human_bytes(total / max(load_s, 1e-9))
     pairs: list[tuple[str, object]] = []
     if one["size"] > 1:
-        pairs.append(("rank", f"{one['rank']} of {one['size']}"))
-    pairs.append(("loaded", f"{console.human_bytes(total)} in {console.human_seconds(load_s)}"))
+        pairs.append(("ranks", one["size"]))
+    loaded = f"{console.human_bytes(total)} in {console.human_seconds(load_s)}, {rate}/s"
+    pairs.append(("attached to" if one["keeper"] else "loaded", loaded))
     if registered_s > 0:
         pairs.append(("registered", f"with the GPU in {console.human_seconds(registered_s)}"))
     pairs.append(("in all", console.human_seconds(seconds)))
