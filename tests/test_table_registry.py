@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ def test_bind_describe_unbind(store: Path) -> None:
             "head_dim": opened.config.head_dim,
             "placement": "host",
             "scales": "host",
+            "memory": "memfd",
+            "pages": "auto",
+            "numa": "default",
+            "num_bytes": opened.config.num_embeddings[0] * opened.config.head_dim * 33 // 32,
+            "huge_bytes": 0,  # of less than one such page
+            "rank": 0,
+            "size": 1,
+            "keeper": None,
+            "since": pytest.approx(time.time(), abs=60),
+            "load_seconds": pytest.approx(0, abs=60),
+            "registered_seconds": None,  # until a GPU asks
         }
         assert described["ünïcode name"]["layer"] == 5
         tables.unbind("engram_1")
@@ -172,8 +184,42 @@ def test_expect_content(store: Path) -> None:
         ),
         (
             HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nplacement = "gpu"',
-            "placement: expected host or device, found 'gpu'",
+            "placement: expected host, device or device_sharded, found 'gpu'",
         ),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nmemory = "memdf"',
+            "memory: expected memfd, shm, cumem, private or keeper, found 'memdf'",
+        ),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nmemory = ""',
+            "memory: expected memfd, shm, cumem, private or keeper, found ''",
+        ),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nmemory = "keeper"\nplacement = "device"',
+            "placement: expected host, which is where a keeper's memory is, found device",
+        ),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\npages = "1g"',
+            "pages: expected auto, 4k or 2m, found '1g'",
+        ),
+        (HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nnuma = "node:x"', "a: numa: .*node:x"),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nverify = 1',
+            "verify: expected true or false",
+        ),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nformula_seed = -1',
+            "formula_seed: expected an integer of 63 bits, found -1",
+        ),
+        (HEAD + "group = 1", "group: expected .group., found no table"),
+        (HEAD + "[group]\nnmae = 'x'", "group: expected known keys, found 'nmae'; .*'name'"),
+        (HEAD + "[group]\nrank = 0", "group: expected rank and size, or neither, found rank alone"),
+        (HEAD + "[group]\nsize = 2", "found size alone"),
+        (HEAD + "[group]\nrank = 2\nsize = 2", "rank: expected 0 to 1, found 2"),
+        (HEAD + "[group]\nrank = 0\nsize = 0", "size: expected 1 to 4096 ranks, found 0"),
+        (HEAD + "[group]\ntimeout_s = 0", "timeout_s: expected seconds, more than 0"),
+        (HEAD + "[group]\ntimeout_s = nan", "timeout_s: expected seconds, more than 0"),
+        (HEAD + "[group]\nassume_ram = 0.5", "assume_ram: expected bytes, found another value"),
         (
             HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nscales = "host"',
             "scales: expected with_rows or device, found 'host'",
