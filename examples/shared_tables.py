@@ -26,8 +26,7 @@ from trtllm_engram.builder.formula import row_bytes
 from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.plugins.errors import EngramError, InputError
-from trtllm_engram.runtime import Tables, ops
-from trtllm_engram.runtime.group import Group
+from trtllm_engram.runtime import Group, Tables, ops
 
 SEED = 1
 CHECKED = 128  # tokens whose rows each rank looks up

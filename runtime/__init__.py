@@ -7,15 +7,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .group import Group
     from .store import LayerWeights, Store, Table, open_store
     from .tables import Tables
 
-__all__ = ["LayerWeights", "Store", "Table", "Tables", "open_store"]
+__all__ = ["Group", "LayerWeights", "Store", "Table", "Tables", "open_store"]
 
 # Imported when first asked for: the command line must be able to tell of a Ctrl-C before numpy is
 # there.
 _MODULES = dict.fromkeys(("LayerWeights", "Store", "Table", "open_store"), "store")
-_MODULES["Tables"] = "tables"
+_MODULES |= {"Group": "group", "Tables": "tables"}
 
 
 def __getattr__(name: str) -> object:

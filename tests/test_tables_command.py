@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from checkout import ROOT
 from command_line import COMMAND, only_line
-from table_holders import holder
+from table_holders import TABLE, holder
 
 from trtllm_engram.runtime import cli, open_store
 from trtllm_engram.runtime.holders import find_holders
@@ -188,12 +188,18 @@ def test_status_with_nothing_to_tell(run, monkeypatch):
 
 
 def test_stop_says_who_still_holds(run, keeper_name):
-    rank = {"role": "rank", "name": "serving", "tables": []}
-    with holder({"name": keeper_name}) as pid, holder(rank):
+    tables = [TABLE | {"content_id": secrets.token_hex(16)}]
+    rank = {"role": "rank", "name": "serving"}
+    with (
+        holder({"name": keeper_name, "tables": tables}) as pid,
+        holder(rank | {"tables": tables}) as same,
+        holder(rank | {"tables": []}),
+    ):
         code, out, err = run("tables", "stop", keeper_name, "--json")
-        assert (code, err) == (0, "")
-        assert json.loads(out)["stopped"]["pid"] == pid
-        assert json.loads(out)["still_held_by"] == []
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["stopped"]["pid"] == pid
+    assert [one["pid"] for one in found["still_held_by"]] == [same]
 
 
 def test_stop_that_takes_too_long(run, keeper_name):
@@ -285,7 +291,8 @@ def test_keeper(files, run, keeper_name):
         assert (code, err) == (0, "")
         stopped = json.loads(out)
         assert stopped["stopped"]["pid"] == keeper.pid
-        assert [one["pid"] for one in stopped["still_held_by"]] == [rank.pid]
+        holding = {one["pid"] for one in stopped["still_held_by"]}
+        assert holding & {keeper.pid, rank.pid} == {rank.pid}
         assert ended(keeper) == (0, "", "")
         assert {one.pid for one in find_holders()} & {keeper.pid, rank.pid} == {rank.pid}
         rank.send_signal(signal.SIGTERM)
