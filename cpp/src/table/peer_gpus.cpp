@@ -107,9 +107,10 @@ void check_free(const std::vector<Group::Part>& parts, const std::vector<std::st
   }
   for (const auto& [bus_id, gpu] : gpus) {
     if (gpu.needed <= gpu.free) continue;
-    throw Error(ENGRAM_OUT_OF_MEMORY,
-                concat("GPU ", bus_id, ": expected ", gpu.needed, " bytes of free memory for the ",
-                       "parts of ", gpu.ranks, " rank(s), found ", gpu.free));
+    throw Error(
+        ENGRAM_OUT_OF_MEMORY,
+        concat("GPU ", bus_id, ": expected ", gpu.needed, " bytes of free memory for the ",
+               "parts of ", gpu.ranks, gpu.ranks == 1 ? " rank" : " ranks", ", found ", gpu.free));
   }
 }
 

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fake_gpus.h"
+
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+
+#include "table/formula_cuda.h"
+#include "table/parts.h"
+
+namespace engram::fake {
+namespace {
+
+constexpr const char* kNamePrefix = "fake-gpu-";
+std::mutex mutex;
+thread_local int current_device = 0;
+
+//! A handle is a descriptor of the memory, plus one; whose GPU it is stands in the memory's name.
+int descriptor_of(CUmemGenericAllocationHandle handle) { return static_cast<int>(handle) - 1; }
+
+std::string owner_of(int descriptor) {
+  const auto link = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor));
+  const std::string name = link.string();
+  const size_t begin = name.find(kNamePrefix);
+  if (begin == std::string::npos) return "";
+  return name.substr(begin + strlen(kNamePrefix), strlen("0000:00:00.0"));
+}
+
+struct Mapped {
+  size_t num_bytes;
+  std::string owner;
+};
+std::map<CUdeviceptr, Mapped> mapped;
+std::map<CUdeviceptr, size_t> reserved;
+
+void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
+CUresult device_get_attribute(int* value, CUdevice_attribute, CUdevice) {
+  *value = machine().shares ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult get_error_name(CUresult code, const char** text) {
+  *text = code == CUDA_ERROR_INVALID_DEVICE  ? "CUDA_ERROR_INVALID_DEVICE"
+          : code == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                             : "CUDA_ERROR_INVALID_VALUE";
+  return CUDA_SUCCESS;
+}
+
+CUresult get_error_string(CUresult code, const char** text) {
+  *text = code == CUDA_ERROR_INVALID_DEVICE  ? "invalid device ordinal"
+          : code == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory"
+                                             : "invalid argument";
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_get_granularity(size_t* bytes, const CUmemAllocationProp*,
+                             CUmemAllocationGranularity_flags) {
+  *bytes = static_cast<size_t>(kGranuleBytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_address_reserve(CUdeviceptr* address, size_t num_bytes, size_t alignment, CUdeviceptr,
+                             unsigned long long) {
+  if (num_bytes % kGranuleBytes != 0) return CUDA_ERROR_INVALID_VALUE;
+  void* const memory = mmap(nullptr, num_bytes + alignment, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto begin = reinterpret_cast<CUdeviceptr>(memory);
+  const CUdeviceptr aligned = (begin + alignment - 1) / alignment * alignment;
+  if (aligned > begin) munmap(memory, aligned - begin);
+  munmap(pointer(aligned + num_bytes), begin + alignment - aligned);
+  const std::lock_guard lock(mutex);
+  reserved[aligned] = num_bytes;
+  ++machine().num_reserved;
+  *address = aligned;
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_address_free(CUdeviceptr address, size_t num_bytes) {
+  const std::lock_guard lock(mutex);
+  const auto found = reserved.find(address);
+  if (found == reserved.end() || found->second != num_bytes) return CUDA_ERROR_INVALID_VALUE;
+  const auto inside = mapped.lower_bound(address);
+  if (inside != mapped.end() && inside->first < address + num_bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  munmap(pointer(address), num_bytes);
+  reserved.erase(found);
+  --machine().num_reserved;
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_create(CUmemGenericAllocationHandle* handle, size_t num_bytes,
+                    const CUmemAllocationProp* memory, unsigned long long) {
+  const std::string owner = machine().visible.at(static_cast<size_t>(memory->location.id));
+  if (num_bytes % kGranuleBytes != 0 || num_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  const int descriptor = memfd_create((kNamePrefix + owner).c_str(), MFD_CLOEXEC);
+  if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(num_bytes)) != 0) std::abort();
+  const std::lock_guard lock(mutex);
+  ++machine().num_handles;
+  machine().created_bytes += static_cast<int64_t>(num_bytes);
+  *handle = static_cast<CUmemGenericAllocationHandle>(descriptor) + 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_release(CUmemGenericAllocationHandle handle) {
+  const std::lock_guard lock(mutex);
+  --machine().num_handles;
+  return close(descriptor_of(handle)) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult mem_export(void* to, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
+                    unsigned long long) {
+  *static_cast<int*>(to) = dup(descriptor_of(handle));
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_import(CUmemGenericAllocationHandle* handle, void* from, CUmemAllocationHandleType) {
+  const int descriptor = static_cast<int>(reinterpret_cast<uintptr_t>(from));
+  if (owner_of(descriptor).empty()) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard lock(mutex);
+  ++machine().num_handles;
+  *handle = static_cast<CUmemGenericAllocationHandle>(dup(descriptor)) + 1;
+  return CUDA_SUCCESS;
+}
+
+//! Whole memory alone, in reserved addresses that nothing has: as the driver wants it.
+CUresult mem_map(CUdeviceptr address, size_t num_bytes, size_t offset,
+                 CUmemGenericAllocationHandle handle, unsigned long long) {
+  const int descriptor = descriptor_of(handle);
+  const auto size = lseek(descriptor, 0, SEEK_END);
+  const std::lock_guard lock(mutex);
+  auto range = reserved.upper_bound(address);
+  if (range == reserved.begin()) return CUDA_ERROR_INVALID_VALUE;
+  --range;
+  auto next = mapped.lower_bound(address);
+  const bool overlaps = (next != mapped.end() && next->first < address + num_bytes) ||
+                        (next != mapped.begin() &&
+                         std::prev(next)->first + std::prev(next)->second.num_bytes > address);
+  if (offset != 0 || size != static_cast<off_t>(num_bytes) || address % kGranuleBytes != 0 ||
+      address + num_bytes > range->first + range->second || overlaps) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (mmap(pointer(address), num_bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, descriptor, 0) ==
+      MAP_FAILED) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  mapped[address] = {num_bytes, owner_of(descriptor)};
+  ++machine().num_mapped;
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_unmap(CUdeviceptr address, size_t num_bytes) {
+  const std::lock_guard lock(mutex);
+  const auto found = mapped.find(address);
+  if (found == mapped.end() || found->second.num_bytes != num_bytes) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  mmap(pointer(address), num_bytes, PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  mapped.erase(found);
+  --machine().num_mapped;
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_set_access(CUdeviceptr address, size_t num_bytes, const CUmemAccessDesc* access,
+                        size_t) {
+  const std::string reader = machine().visible.at(static_cast<size_t>(access->location.id));
+  const std::lock_guard lock(mutex);
+  CUdeviceptr place = address;
+  while (place < address + num_bytes) {
+    const auto piece = mapped.find(place);
+    if (piece == mapped.end()) return CUDA_ERROR_INVALID_VALUE;  // not all is mapped
+    const auto& [piece_bytes, owner] = piece->second;
+    if (machine().refused.count({reader, owner}) != 0) return CUDA_ERROR_INVALID_DEVICE;
+    if (machine().garbled.count({reader, owner}) != 0) {
+      mmap(pointer(place), piece_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    }
+    mprotect(pointer(place), piece_bytes, PROT_READ | PROT_WRITE);
+    place += piece_bytes;
+  }
+  return place == address + num_bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+template <typename Function>
+void* address_of(Function function) {
+  return reinterpret_cast<void*>(function);
+}
+
+}  // namespace
+
+Machine& machine() {
+  static Machine machine;
+  return machine;
+}
+
+void* driver_function(const std::string& name) {
+  static const std::map<std::string, void*> functions{
+      {"cuGetErrorName", address_of(get_error_name)},
+      {"cuGetErrorString", address_of(get_error_string)},
+      {"cuDeviceGetAttribute", address_of(device_get_attribute)},
+      {"cuMemAddressReserve", address_of(mem_address_reserve)},
+      {"cuMemAddressFree", address_of(mem_address_free)},
+      {"cuMemCreate", address_of(mem_create)},
+      {"cuMemRelease", address_of(mem_release)},
+      {"cuMemMap", address_of(mem_map)},
+      {"cuMemUnmap", address_of(mem_unmap)},
+      {"cuMemSetAccess", address_of(mem_set_access)},
+      {"cuMemExportToShareableHandle", address_of(mem_export)},
+      {"cuMemImportFromShareableHandle", address_of(mem_import)},
+      {"cuMemGetAllocationGranularity", address_of(mem_get_granularity)},
+  };
+  const auto found = functions.find(name);
+  return found == functions.end() ? nullptr : found->second;
+}
+
+}  // namespace engram::fake
+
+using engram::fake::current_device;
+using engram::fake::machine;
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *function = engram::fake::driver_function(name);
+  *result = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = static_cast<int>(machine().visible.size());
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "an error"; }
+const char* cudaGetErrorName(cudaError_t) { return "cudaErrorUnknown"; }
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  current_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
+  snprintf(text, static_cast<size_t>(size), "%s",
+           machine().visible.at(static_cast<size_t>(device)).c_str());
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  const std::string& gpu = machine().visible.at(static_cast<size_t>(current_device));
+  const auto found = machine().free_bytes.find(gpu);
+  *total_bytes = size_t{1} << 40;
+  *free_bytes =
+      found == machine().free_bytes.end() ? *total_bytes : static_cast<size_t>(found->second);
+  return cudaSuccess;
+}
+
+// Everything is done when the call returns; streams and events are only told apart from null.
+cudaError_t cudaMalloc(void** memory, size_t num_bytes) {
+  *memory = std::malloc(num_bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void** memory, size_t num_bytes) {
+  return cudaMalloc(memory, num_bytes);
+}
+cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
+cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, num_bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind,
+                            cudaStream_t) {
+  return cudaMemcpy(to, from, num_bytes, kind);
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t num_bytes, cudaStream_t) {
+  std::memset(to, value, num_bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
+  *stream = static_cast<cudaStream_t>(std::malloc(1));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaFree(stream); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+  *event = static_cast<cudaEvent_t>(std::malloc(1));
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return cudaFree(event); }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+
+namespace engram {
+
+cudaError_t fill_formula_cuda(const FormulaKey& key, int64_t begin, int64_t num_bytes, uint8_t* to,
+                              cudaStream_t) {
+  fill_formula(key, begin, num_bytes, to);
+  return cudaSuccess;
+}
+
+cudaError_t check_formula_cuda(const FormulaKey& key, int64_t begin, int64_t num_bytes,
+                               const uint8_t* from, unsigned long long* num_wrong, cudaStream_t) {
+  std::vector<uint8_t> right(static_cast<size_t>(num_bytes));
+  fill_formula(key, begin, num_bytes, right.data());
+  for (size_t i = 0; i < right.size(); ++i) *num_wrong += from[i] != right[i];
+  return cudaSuccess;
+}
+
+}  // namespace engram

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file fake_gpus.h
+//! A CUDA run time and driver whose GPU memory is host memory, so that what ranks do with each
+//! other's can be tested on any machine, with GPUs that no machine has. Only what device_sharded
+//! calls is there.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace engram::fake {
+
+//! What this process sees. Set before the first CUDA call of a rank.
+struct Machine {
+  std::vector<std::string> visible;  //!< bus ids by ordinal
+  //! Pairs (who reads, whose memory) for which access is refused, or granted and reads garbage.
+  std::set<std::pair<std::string, std::string>> refused;
+  std::set<std::pair<std::string, std::string>> garbled;
+  std::map<std::string, int64_t> free_bytes;  //!< by bus id; 1 TiB where there is none
+  bool shares = true;                         //!< memory can be shared by descriptors
+
+  // What is there now.
+  int64_t num_handles = 0;
+  int64_t num_mapped = 0;
+  int64_t num_reserved = 0;
+  int64_t created_bytes = 0;  //!< in all
+};
+
+Machine& machine();
+
+}  // namespace engram::fake
