@@ -355,6 +355,39 @@ TEST_CASE("kill -9 in the meeting") {
   }
 }
 
+TEST_CASE("kill -9 before the first word is an error soon, not only after the timeout") {
+  const std::string name = new_name();
+  const Address address{"group/" + name, ""};
+  const auto met = [](Group&) { return std::string("met"); };
+  const Signal there;
+  const double begin = now_s();
+  {
+    // Rank 0 listens, and says nothing.
+    const Process hub([&] {
+      const Listener listener(address);
+      there.set();
+      sleep_s(60);
+      return std::string();
+    });
+    REQUIRE(there.wait());
+    Process spoke = start(options_of(name, 1, 3), met);
+    sleep_s(0.3);
+    hub.signal(SIGKILL);
+    CHECK(spoke.result() == concat("rank 0: died in the meeting (pid ", hub.pid(), ")"));
+  }
+  // A rank that has connected, and not said which it is.
+  std::vector<Process> ranks;
+  for (const int32_t rank : {0, 1}) ranks.push_back(start(options_of(name, rank, 3), met));
+  Process rank([&] {
+    const Connection made = connect(address, deadline_after(5));
+    sleep_s(0.2);
+    kill(getpid(), SIGKILL);
+    return std::string();
+  });
+  check_all(ranks, concat("rank 2: did not come; pid ", rank.pid(), " died as it came"));
+  CHECK(now_s() - begin < 2 * (Group::kGraceSeconds + 2));
+}
+
 TEST_CASE("a death is noticed though a forked child keeps the socket open") {
   for (const int victim : {0, 1}) {
     const Signal end;
@@ -420,14 +453,14 @@ TEST_CASE("a stopped rank counts as dead after the timeout, and hears of it") {
           });
           return std::string("no error");
         },
-        1);
+        2);
     const double begin = now_s();
     const Process& stopped = ranks[static_cast<size_t>(victim)];
     const std::string text =
-        concat("rank ", victim, ": silent for 1 s in load (pid ", stopped.pid(), ")");
+        concat("rank ", victim, ": silent for 2 s in load (pid ", stopped.pid(), ")");
     check_all(ranks, text, victim);
-    CHECK(now_s() - begin > 0.8);
-    CHECK(now_s() - begin < 1 + Group::kGraceSeconds + 3);
+    CHECK(now_s() - begin > 1.5);
+    CHECK(now_s() - begin < 2 + Group::kGraceSeconds + 3);
     stopped.signal(SIGCONT);
     const std::string own = ranks[static_cast<size_t>(victim)].result();
     // Rank 0 hears nobody when it goes on: the others have left.
@@ -446,10 +479,10 @@ TEST_CASE("ranks that were all stopped for longer than the timeout go on") {
         });
         return std::string("ok");
       },
-      1);
+      2);
   sleep_s(0.5);
   for (const Process& rank : ranks) rank.signal(SIGSTOP);
-  sleep_s(3);
+  sleep_s(4);
   for (const Process& rank : ranks) rank.signal(SIGCONT);
   check_all(ranks, "ok");
 }

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <iostream>
 #include <iterator>
 #include <string>
 #include <thread>
@@ -45,6 +46,7 @@ class Process {
   explicit Process(const std::function<std::string()>& body) {
     int ends[2];
     REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    std::cout.flush();  // else both have what is in its buffer
     pid_ = fork();
     REQUIRE(pid_ >= 0);
     if (pid_ == 0) run(ends[1], body);

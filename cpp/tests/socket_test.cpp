@@ -88,6 +88,15 @@ TEST_CASE("a message's bytes and descriptors arrive, however many") {
   }
 }
 
+TEST_CASE("what the other end has not read is known") {
+  auto [here, there] = new_pair();
+  CHECK(here.unread_bytes() <= 1);
+  here.send({std::string(5000, 'x'), {}}, deadline_after(1));
+  CHECK(here.unread_bytes() >= 5000);
+  there.receive(deadline_after(1));
+  CHECK(here.unread_bytes() <= 1);
+}
+
 TEST_CASE("waiting ends at the deadline") {
   auto [here, there] = new_pair();
   const double start = now_s();

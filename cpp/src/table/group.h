@@ -100,6 +100,7 @@ class Group {
   //! all work succeeded, once the work here has ended: "rank 2: TEXT; rank 5: died in load (pid
   //! 123)", its status that of the first of these; after that, always the same one again.
   //! `phase`, a word for errors, must be the same on all ranks.
+  //! NOTE: a new thread's current CUDA device is 0. In a group of one it is the caller's thread.
   std::vector<Part> exchange(const std::string& phase, const std::function<Part(Work&)>& work);
 
   //! Of all ranks together; sets Progress::total here.

@@ -53,6 +53,8 @@ class Hub : public Star, private WatchHandler {
   nlohmann::json beat();
 
   Watch watch_;
+  Deadline deadline_;  // of the meeting
+  pid_t died_early_ = 0;
   std::string phase_ = kMeeting;
   std::vector<std::optional<pid_t>> pids_;  // by rank; none: it has not come
   std::vector<int64_t> others_done_;        // by rank
@@ -67,6 +69,7 @@ class Hub : public Star, private WatchHandler {
 Hub::Hub(const StarSetup& setup)
     : Star(setup),
       watch_(setup.options.timeout_s),
+      deadline_(deadline_after(setup.options.timeout_s)),
       pids_(static_cast<size_t>(setup.options.size)),
       others_done_(pids_.size()),
       said_(pids_.size()) {
@@ -113,7 +116,6 @@ void Hub::accept(Listener& listener) {
 }
 
 void Hub::meet(Listener& listener) {
-  const Deadline deadline = deadline_after(options().timeout_s);
   const auto all_came = [this] {
     return std::all_of(pids_.begin(), pids_.end(), [](const auto& pid) { return pid.has_value(); });
   };
@@ -121,21 +123,19 @@ void Hub::meet(Listener& listener) {
     if (setup_.interrupted) return fail(0, interrupted_failure());
     // Who comes now is told why there will be no group.
     if (grace_is_over() || (!failures_.empty() && all_came())) return;
-    if (steady_clock::now() >= deadline) return fail_missing(listener);
+    if (steady_clock::now() >= deadline_) return fail_missing(listener);
     watch_.step(*this, listener.fd());
     accept(listener);
   }
 }
 
 void Hub::fail_missing(const Listener& listener) {
-  std::string note = listener.turned_away().empty()
-                         ? ""
-                         : concat("; ", listener.turned_away(), " was turned away");
+  std::string text = concat("never came within ", options().timeout_s, " s");
+  if (died_early_ != 0) text = concat("did not come; pid ", died_early_, " died as it came");
+  std::string note = listener.turned_away();
+  if (!note.empty()) note = concat("; ", note, " was turned away");
   for (size_t rank = 0; rank < pids_.size(); ++rank) {
-    if (pids_[rank]) continue;
-    fail(static_cast<int32_t>(rank),
-         {.text = concat("never came within ", options().timeout_s, " s", note)});
-    note.clear();
+    if (!pids_[rank]) fail(static_cast<int32_t>(rank), {.text = text + std::exchange(note, "")});
   }
 }
 
@@ -186,7 +186,13 @@ void Hub::on_message(Peer& peer, Message message) {
 }
 
 void Hub::on_loss(Peer& peer, Loss loss, const std::string& detail) {
-  if (peer.rank < 0) return;
+  if (peer.rank < 0) {
+    // Most likely one of those that are missing. Or one of a job before ours: then they come.
+    if (loss != Loss::kDied || phase_ != kMeeting) return;
+    died_early_ = peer.connection.peer_pid();
+    deadline_ = std::min(deadline_, deadline_after(Group::kGraceSeconds));
+    return;
+  }
   said_[static_cast<size_t>(peer.rank)].all = true;
   fail(peer.rank, loss_failure(peer, loss, detail, phase_, options().timeout_s));
   // Who is only stopped finds the verdict when it goes on.

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "table/files.h"
+#include "table/log.h"
 #include "table/peer.h"
 
 namespace engram {
@@ -208,6 +209,10 @@ std::optional<Connection> Listener::accept(Deadline deadline) {
     if (made) {
       const PeerUser peer = peer_user(made.get());
       if (peer.uid == geteuid()) return Connection(std::move(made), where);
+      // Once: others can connect as often as they like.
+      if (turned_away_.empty()) {
+        log(LogLevel::kWarning, concat(where, ": turned away ", peer.text()));
+      }
       turned_away_ = peer.text();
       if (steady_clock::now() < deadline) continue;
       return std::nullopt;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every rank but 0: one connection, to rank 0.
+#include <algorithm>
 #include <thread>
 
 #include "table/points.h"
@@ -21,6 +22,7 @@ class Spoke : public Star, private WatchHandler {
   void on_beat() override;
 
   void meet();
+  Failure no_hub();
   void try_hello();
   void report(Worker& worker);
   std::vector<Group::Part> unpack(Worker& worker);
@@ -35,6 +37,7 @@ class Spoke : public Star, private WatchHandler {
   void fail_without_hub(Worker& worker);
 
   Watch watch_;
+  Deadline deadline_;  // of the meeting
   std::string phase_ = kMeeting;
   bool welcome_ = false;
   bool met_ = false;
@@ -43,12 +46,16 @@ class Spoke : public Star, private WatchHandler {
   Worker* worker_ = nullptr;
   std::optional<Message> parts_;
   std::optional<Failure> hub_failure_;
+  std::optional<Failure> died_before_;  // it said welcome
   std::optional<Error> failure_;
   std::atomic<int64_t> done_{0};
   std::string passed_over_;
 };
 
-Spoke::Spoke(const StarSetup& setup) : Star(setup), watch_(setup.options.timeout_s) {
+Spoke::Spoke(const StarSetup& setup)
+    : Star(setup),
+      watch_(setup.options.timeout_s),
+      deadline_(deadline_after(setup.options.timeout_s)) {
   ENGRAM_POINT("group.connect");
   meet();
   if (!failure_) return;
@@ -58,7 +65,6 @@ Spoke::Spoke(const StarSetup& setup) : Star(setup), watch_(setup.options.timeout
 }
 
 void Spoke::meet() {
-  const Deadline deadline = deadline_after(options().timeout_s);
   while (!met_ && !failure_) {
     if (watch_.peers().empty()) {
       try_hello();
@@ -72,17 +78,19 @@ void Spoke::meet() {
       fail(joined({{options().rank, interrupted_failure()}}));
     } else if (hub_failure_) {
       fail(joined({{0, *hub_failure_}}));
-    } else if (!welcome_ && steady_clock::now() >= deadline) {
-      const std::string found = watch_.peers().empty()
-                                    ? passed_over_
-                                    : concat("pid ", watch_.peers().front().connection.peer_pid(),
-                                             ", which says nothing");
-      fail(joined(
-          {{0,
-            {.text = concat("never came within ", options().timeout_s, " s",
-                            found.empty() ? "" : "; where it should listen is " + found)}}}));
+    } else if (!welcome_ && steady_clock::now() >= deadline_) {
+      fail(joined({{0, died_before_ ? *died_before_ : no_hub()}}));
     }
   }
+}
+
+Failure Spoke::no_hub() {
+  std::string found = passed_over_;
+  for (const Peer& peer : watch_.peers()) {
+    found = concat("pid ", peer.connection.peer_pid(), ", which says nothing");
+  }
+  return {.text = concat("never came within ", options().timeout_s, " s",
+                         found.empty() ? "" : "; where it should listen is " + found)};
 }
 
 void Spoke::try_hello() {
@@ -129,9 +137,15 @@ void Spoke::on_message(Peer&, Message message) {
 
 void Spoke::on_loss(Peer& hub, Loss loss, const std::string& detail) {
   const bool only_closed = loss == Loss::kDied || loss == Loss::kLeft;
-  // A listener that closes before it says welcome was for an earlier meeting, or is none of ours.
-  if (!welcome_ && only_closed) return;
-  hub_failure_ = loss_failure(hub, loss, detail, phase_, options().timeout_s);
+  const Failure failure = loss_failure(hub, loss, detail, phase_, options().timeout_s);
+  if (welcome_ || !only_closed) {
+    hub_failure_ = failure;
+  } else if (loss == Loss::kDied) {
+    // Most likely our rank 0. Or that of a job before ours: then ours will come.
+    died_before_ = failure;
+    deadline_ = std::min(deadline_, deadline_after(Group::kGraceSeconds));
+  }
+  // A listener that is closed before it says welcome was for an earlier meeting.
 }
 
 //! How the work here went, once it has ended; that the user interrupts, at once.
