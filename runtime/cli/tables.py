@@ -85,9 +85,12 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     _add_store(parser)
     parser.add_argument(
         "--placement",
-        choices=("host", "device_sharded"),
+        choices=("host", "device", "device_sharded"),
         default="host",
-        help="host (default), or device_sharded: a part on each rank's GPU",
+        help="host (default), device: on each rank's GPU, device_sharded: a part on each",
+    )
+    parser.add_argument(
+        "--heads", action="store_true", default=None, help="each rank its hash columns alone"
     )
     parser.add_argument(
         "--scales", choices=("with_rows", "device"), default="with_rows", help="as in bind"
@@ -259,7 +262,7 @@ def _tables(args: argparse.Namespace) -> Iterator[dict[str, dict[str, Any]]]:
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trtllm-engram-")))
             write_made_up_store(store, config)
         config = read_manifest(store, checkpoint).config
-        names = ("placement", "scales", "memory", "pages", "numa", "verify", "checkpoint")
+        names = ("placement", "scales", "memory", "pages", "numa", "verify", "heads", "checkpoint")
         options = {name: getattr(args, name, None) for name in names}
         options["formula_seed"] = (args.seed or 0) if args.formula else None
         yield {
