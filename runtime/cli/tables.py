@@ -93,7 +93,10 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--heads", action="store_true", default=None, help="each rank its hash columns alone"
     )
     parser.add_argument(
-        "--scales", choices=("with_rows", "device"), default="with_rows", help="as in bind"
+        "--scales",
+        choices=("with_rows", "device"),
+        default="with_rows",
+        help="device: scales in GPU memory",
     )
     _add_memory(parser, "memfd (default), shm, cumem, private, or keeper: attach to one")
     parser.add_argument("--keeper", metavar="NAME", help="which keeper (default: any that has it)")
