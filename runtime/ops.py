@@ -23,6 +23,7 @@ row (head_dim).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -153,6 +154,22 @@ def lookup(
     """
     call = Call("lookup", stream, values=values, scales=scales, ids=ids, out=out)
     args = _lookup_args(call, first_row, _native.RowForm.BF16)
+    result = call.result("out", BF16, (args.num_tokens, args.num_columns * args.head_dim))
+    args.out = result.pointer
+    call.run(args)
+    return result.array
+
+
+def lookup_in(
+    table: Callable[[int], _native.LookupArgs],
+    ids: Array,
+    *,
+    out: Array | None = None,
+    stream: Any = None,
+) -> Any:
+    """lookup, where the table is what `table(device)` says of it: see _native.table_view."""
+    call = Call("lookup", stream, ids=ids, out=out)
+    args = _with_ids(call, table(call.device), _native.RowForm.BF16)
     result = call.result("out", BF16, (args.num_tokens, args.num_columns * args.head_dim))
     args.out = result.pointer
     call.run(args)
@@ -378,6 +395,17 @@ def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.L
     num_rows, head_dim = values.shape
     check_head_dim(f"{call.op}: values: last axis", head_dim)
     scales = call.input("scales", E8M0, (num_rows, num_blocks(head_dim)))
+    args = _native.LookupArgs(
+        values=values.pointer,
+        scales=scales.pointer,
+        first_row=integer(f"{call.op}: first_row", first_row),
+        num_rows=num_rows,
+        head_dim=head_dim,
+    )
+    return _with_ids(call, args, form)
+
+
+def _with_ids(call: Call, args: _native.LookupArgs, form: _native.RowForm) -> _native.LookupArgs:
     ids = call.input("ids", INT32, (None, None), strided=True)
     num_tokens, num_columns = ids.shape
     stride, rest = divmod(ids.strides[0], ids.item_bytes) if num_tokens > 1 else (num_columns, 0)
@@ -386,15 +414,7 @@ def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.L
             f"{call.op}: ids: expected tokens {num_columns} or more elements apart, "
             f"found a stride of {ids.strides[0]} bytes"
         )
-    return _native.LookupArgs(
-        values=values.pointer,
-        scales=scales.pointer,
-        ids=ids.pointer,
-        ids_stride=stride,
-        first_row=integer(f"{call.op}: first_row", first_row),
-        num_rows=num_rows,
-        num_tokens=num_tokens,
-        num_columns=num_columns,
-        head_dim=head_dim,
-        form=form,
-    )
+    args.ids, args.ids_stride = ids.pointer, stride
+    args.num_tokens, args.num_columns = num_tokens, num_columns
+    args.form = form
+    return args

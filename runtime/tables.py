@@ -21,7 +21,6 @@ launcher's variables say, and whatever fails on one of them fails on all.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -31,8 +30,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from trtllm_engram.builder.block_sums import Progress
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.plugins.errors import InputError
@@ -41,7 +38,6 @@ from . import _native, ops
 from .arrays import Array
 from .cancellable import run_cancellable
 from .group import Group
-from .row import num_blocks
 from .store import Store
 
 # Held from the first look at the registry's names to the last, where names are told by difference.
@@ -102,6 +98,7 @@ class Tables:
         numa: str | None = None,
         verify: bool | None = None,
         formula_seed: int | None = None,
+        heads: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         expect_content: str | None = None,
     ) -> None:
@@ -120,6 +117,10 @@ class Tables:
             numa: "default", "local", "interleave", "node:N" or "gpu" (a copy on each GPU's node).
             verify: check the bytes that are loaded against the store's sums.
             formula_seed: fill the table by the formula of `synthesize` instead of from files.
+            heads: this rank of the group reads a part of the hash columns alone, those that other
+                engines' checkpoint loaders give it: lookups take the ids of num_columns columns
+                from first_column on (see describe), and the ranks' rows side by side, in the order
+                of ranks, are the table's. A "device" table then holds the rows of these alone.
             checkpoint: where the store's checkpoint lies now, if it was moved.
             expect_content: refuse a table of another content id.
         """
@@ -131,6 +132,7 @@ class Tables:
             "numa": numa,
             "verify": verify,
             "formula_seed": formula_seed,
+            "heads": heads,
             "checkpoint": checkpoint,
             "expect_content": expect_content,
         }
@@ -154,27 +156,22 @@ class Tables:
             _native.unbind_table(self._names[-1])
             self._names.pop()
 
-    def lookup(self, name: str, ids: Array, *, out: Array | None = None) -> Any:
-        """ops.lookup on the CPU of rows that lie in host memory, of a name of this object's."""
+    def lookup(self, name: str, ids: Array, *, out: Array | None = None, stream: Any = None) -> Any:
+        """ops.lookup in a table of this object's: on the GPU where the ids are or, where they are
+        in host memory, on the CPU, which rows in GPU memory are refused to."""
         self._check_own(name)
-        args = _native.table_host_view(name)
-        arrays = (
-            np.frombuffer(
-                (ctypes.c_uint8 * (args.num_rows * width)).from_address(address), np.uint8
-            )
-            for address, width in (
-                (args.values, args.head_dim),
-                (args.scales, num_blocks(args.head_dim)),
-            )
-        )
-        values, scales = (array.reshape(args.num_rows, -1) for array in arrays)
-        return ops.lookup(values, scales, ids, out=out)
+
+        def view(device: int) -> _native.LookupArgs:
+            on_cpu = device == _native.CPU
+            return _native.table_host_view(name) if on_cpu else _native.table_view(name, device)
+
+        return ops.lookup_in(view, ids, out=out, stream=stream)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """What each name of this object's is: store, layer, fingerprint, content_id, num_rows,
-        num_columns, head_dim, placement, scales, and what this rank has of it: memory, pages,
-        numa, num_bytes, huge_bytes, rank, size, keeper, since, load_seconds, registered_seconds
-        (engram.h says of each what it is)."""
+        first_column, num_columns, head_dim, placement, scales, and what this rank has of it:
+        memory, pages, numa, num_bytes, huge_bytes, rank, size, keeper, since, load_seconds,
+        registered_seconds (engram.h says of each what it is)."""
         everything = describe_tables()
         return {name: everything[name] for name in self._names if name in everything}
 

@@ -58,6 +58,7 @@ def test_bind_describe_unbind(store: Path) -> None:
             "fingerprint": opened.manifest.fingerprint,
             "content_id": opened.manifest.content_id,
             "num_rows": opened.config.num_embeddings[0],
+            "first_column": 0,
             "num_columns": opened.config.num_columns,
             "head_dim": opened.config.head_dim,
             "placement": "host",

@@ -46,6 +46,7 @@ def test_bind_and_describe(store):
             "fingerprint": store.manifest.fingerprint,
             "content_id": store.manifest.content_id,
             "num_rows": store.config.num_embeddings[1],
+            "first_column": 0,
             "num_columns": store.config.num_columns,
             "head_dim": store.config.head_dim,
             "placement": "host",

@@ -146,6 +146,7 @@ cudaError_t RowsOp::gather(const Sizes& sizes, const void* hash_ids, void* const
   args.out = outputs[0];
   if (num_outputs > 1) args.out_scales = static_cast<uint8_t*>(outputs[1]);
   args.ids_stride = row_offset(sizes['L'], sizes['C']);
+  args.first_row = table_->info().first_row;
   args.num_rows = table_->info().num_rows;
   args.num_tokens = sizes['T'];
   args.num_columns = static_cast<int32_t>(sizes['C']);

@@ -217,18 +217,21 @@ ENGRAM_API engram_status engram_table_cancel(void);
 ENGRAM_API engram_status engram_table_unbind(const char* name);
 
 /*! Fills values, scales, first_row, num_rows, num_columns and head_dim for lookups on a CUDA
- *  device, loading what is not there yet. Valid until the name is unbound. */
+ *  device, loading what is not there yet. Valid until the name is unbound. For a table bound with
+ *  heads = true these are of this rank's columns: ids are those of num_columns columns from
+ *  first_column (see engram_table_describe) on, with the stride of all. */
 ENGRAM_API engram_status engram_table_view(const char* name, int32_t device,
                                            engram_lookup_args* args);
 
 /*! The same for lookups on this CPU; a table that is not in host memory whole is refused. */
 ENGRAM_API engram_status engram_table_host_view(const char* name, engram_lookup_args* args);
 
-/*! Writes a JSON object {name: {store, layer, fingerprint, content_id, num_rows, num_columns,
- *  head_dim, placement, scales, memory, pages, numa, num_bytes, huge_bytes, rank, size, keeper,
- *  since, load_seconds, registered_seconds}} with its zero into text[capacity]; *size is the bytes
- *  it needs, and nothing is written if they are more.
+/*! Writes a JSON object {name: {store, layer, fingerprint, content_id, num_rows,
+ *  first_column, num_columns, head_dim, placement, scales, memory, pages, numa, num_bytes,
+ *  huge_bytes, rank, size, keeper, since, load_seconds, registered_seconds}} with its zero into
+ *  text[capacity]; *size is the bytes it needs, and nothing is written if they are more.
  *
+ *  first_column is 0 but for heads = true, where num_rows and num_columns are this rank's;
  *  num_bytes is what this rank's arrays take in host and GPU memory; memory (the kind that the
  *  ranks agreed on), pages, numa and huge_bytes (of host memory, on pages of 2 MiB) are null where
  *  nothing is in host memory; keeper is the name of the process that holds the memory, or null;

@@ -24,21 +24,23 @@ struct FileRange {
   std::vector<std::string> block_sums = {};  //!< XXH3-128 of each 64 MiB, in hex; may be empty
 };
 
-//! What a store says about one layer's table.
+//! What a store says about one layer's table; bound with heads = true, of this rank's columns.
 struct TableInfo {
   std::string store;
-  std::string fingerprint;  //!< of the layout: 64 hex digits
-  std::string content_id;   //!< of the bytes of all layers
-  int32_t layer = 0;        //!< the model's number of the layer
-  int32_t num_columns = 0;  //!< C
-  int32_t head_dim = 0;     //!< D
+  std::string fingerprint;   //!< of the layout: 64 hex digits
+  std::string content_id;    //!< of the bytes of all layers
+  int32_t layer = 0;         //!< the model's number of the layer
+  int32_t first_column = 0;  //!< of hash ids' columns, the first that is read here
+  int32_t num_columns = 0;   //!< C
+  int32_t head_dim = 0;      //!< D
+  int64_t first_row = 0;     //!< row id of values[0]
   int64_t num_rows = 0;
   std::vector<int64_t> column_rows;  //!< [C], their sum is num_rows
-  FileRange values;                  //!< FP8 [num_rows, D]
-  FileRange scales;                  //!< E8M0 [num_rows, D/32]
+  FileRange values;                  //!< FP8 [rows of all columns, D]
+  FileRange scales;                  //!< E8M0 [rows of all columns, D/32]
 };
 
-//! What a lookup on one device reads.
+//! What a lookup on one device reads: the rows from info().first_row on.
 struct TableView {
   const uint8_t* values = nullptr;
   const uint8_t* scales = nullptr;
@@ -92,6 +94,9 @@ class Table {
   TableView host_view() const;
 
  private:
+  //! That of arrays: GPU copies hold this rank's rows, other arrays all rows.
+  TableView from_first_row(TableView arrays) const;
+
   TableOptions options_;
   TableInfo info_;
   TableHistory history_;

@@ -34,6 +34,7 @@ struct TableOptions {
   //! Kind of host memory; none: kMemfd, or kShm where a rank cannot have that.
   std::optional<MemoryKind> memory;
   bool keeper = false;  //!< host memory is what a keeper holds
+  bool heads = false;   //!< a rank's table is its columns alone (parts.h, HeadSplit)
   PageKind pages = PageKind::kAuto;
   NumaPolicy numa;
   bool verify = false;                   //!< compare what is loaded with the store's sums

@@ -105,7 +105,7 @@ class Binding {
   void vote(const std::function<void()>& check) {
     const auto parts = group_.exchange("vote", [&](Work& work) {
       check();
-      for (TableBuild& table : tables_) table.read();
+      for (TableBuild& table : tables_) table.read(seat_);
       if (uses_gpu()) {
         seat_.device = device_;
         seat_.gpu_node = device_ < 0 ? -1 : gpu_node(device_);

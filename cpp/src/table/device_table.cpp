@@ -44,7 +44,8 @@ class DeviceBytes {
 
 class Copies final : public DeviceArray {
  public:
-  Copies(const Source& source, bool verify) : source_(source), verify_(verify) {
+  Copies(const Source& source, int64_t begin, int64_t end, bool verify)
+      : source_(source), begin_(begin), end_(end), verify_(verify) {
     require_cuda(0);
     SourceReader{source};  // refuse now what cannot be read then
   }
@@ -56,10 +57,9 @@ class Copies final : public DeviceArray {
     const RelaxedCapture relaxed;
     const std::lock_guard lock(mutex_);
     if (copies_.count(device) != 0) return;
-    const int64_t num_bytes = source_.file.num_bytes;
-    DeviceBytes copy(num_bytes);
+    DeviceBytes copy(end_ - begin_);
     const SourceReader reader(source_);
-    upload(reader, {{0, num_bytes, copy.get()}},
+    upload(reader, {{begin_, end_, copy.get()}},
            {.device = device, .verify = verify_, .cancelled = cancelled, .add_bytes = add_bytes});
     if (const FileStamp* const stamp = reader.stamp()) check_stamp(*stamp);
     copies_[device] = std::move(copy);
@@ -75,6 +75,8 @@ class Copies final : public DeviceArray {
 
  private:
   Source source_;
+  int64_t begin_;
+  int64_t end_;
   bool verify_;
   std::mutex mutex_;
   std::map<int, DeviceBytes> copies_;
@@ -84,9 +86,11 @@ class Copies final : public DeviceArray {
 #endif
 
 std::unique_ptr<DeviceArray> make_device_array([[maybe_unused]] const Source& source,
+                                               [[maybe_unused]] int64_t begin,
+                                               [[maybe_unused]] int64_t end,
                                                [[maybe_unused]] bool verify) {
 #if ENGRAM_CUDA
-  return std::make_unique<Copies>(source, verify);
+  return std::make_unique<Copies>(source, begin, end, verify);
 #else
   require_cuda(0);
   return nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! \file device_table.h
-//! An array in the memory of GPUs: a copy on each that asks.
+//! An array, or a range of one, in the memory of GPUs: a copy on each that asks.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,9 @@ class DeviceArray : public TableArray {
                     const std::function<void(int64_t)>& add_bytes) = 0;
 };
 
-//! `verify`: compare with the source's sums. Throws Error where there is no GPU, or the file cannot
-//! be read.
-std::unique_ptr<DeviceArray> make_device_array(const Source& source, bool verify);
+//! Bytes [begin, end) of the source. `verify`: compare with the source's sums. Throws Error where
+//! there is no GPU, or the file cannot be read.
+std::unique_ptr<DeviceArray> make_device_array(const Source& source, int64_t begin, int64_t end,
+                                               bool verify);
 
 }  // namespace engram

@@ -120,6 +120,7 @@ PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(devic
   const auto my_rank = static_cast<size_t>(group.rank());
   std::unique_ptr<Granule> granule;  // until everybody has read it
   const std::vector<Group::Part> granules = group.exchange("gpus", [&](Group::Work&) {
+    require_cuda(std::max(device, 0));  // -1: what there is not is told
     check_can_share(device);
     const DeviceGuard guard(device);
     const RelaxedCapture relaxed;
@@ -152,7 +153,7 @@ PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(devic
 
 #else
 
-PeerGpus::PeerGpus(Group&, int device, int64_t) : device_(device) { require_cuda(device); }
+PeerGpus::PeerGpus(Group&, int device, int64_t) : device_(device) { require_cuda(0); }
 
 #endif
 

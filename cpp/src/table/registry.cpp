@@ -3,6 +3,7 @@
 
 #include "copies.h"
 #include "engram/error.h"
+#include "engram/row.h"
 #include "engram/table.h"
 #include "table/bind.h"
 #include "table/keeper.h"
@@ -22,7 +23,7 @@ Table::Table(TableOptions options, TableInfo info, TableHistory history,
       scales_(std::move(scales)) {}
 
 TableView Table::view(int device) const {
-  return {values_->on_device(device), scales_->on_device(device)};
+  return from_first_row({values_->on_device(device), scales_->on_device(device)});
 }
 
 TableView Table::host_view() const {
@@ -30,7 +31,17 @@ TableView Table::host_view() const {
   ENGRAM_CHECK(view.values != nullptr && view.scales != nullptr, options_.store, " layer ",
                info_.layer, ": expected a table in host memory, found placement ",
                placement_name(options_.placement), " and scales ", placement_name(options_.scales));
-  return view;
+  return from_first_row(view);
+}
+
+TableView Table::from_first_row(TableView arrays) const {
+  if (options_.placement != Placement::kDevice) {
+    arrays.values += row_offset(info_.first_row, info_.head_dim);
+  }
+  if (options_.scales != Placement::kDevice) {
+    arrays.scales += row_offset(info_.first_row, scales_per_row(info_.head_dim));
+  }
+  return arrays;
 }
 
 TableRegistry::TableRegistry() : state_(std::make_unique<BindState>()) {}

@@ -16,7 +16,7 @@ namespace {
 void fill(const TableView& view, const TableInfo& info, engram_lookup_args* args) {
   args->values = view.values;
   args->scales = view.scales;
-  args->first_row = 0;
+  args->first_row = info.first_row;
   args->num_rows = info.num_rows;
   args->num_columns = info.num_columns;
   args->head_dim = info.head_dim;
@@ -30,6 +30,7 @@ nlohmann::ordered_json describe(const Table& table) {
                                   {"fingerprint", info.fingerprint},
                                   {"content_id", info.content_id},
                                   {"num_rows", info.num_rows},
+                                  {"first_column", info.first_column},
                                   {"num_columns", info.num_columns},
                                   {"head_dim", info.head_dim},
                                   {"placement", placement_name(table.options().placement)},

@@ -5,6 +5,7 @@
 
 #include "cuda_support.h"
 #include "engram/error.h"
+#include "engram/row.h"
 #include "table/cumem.h"
 #include "table/points.h"
 #include "table/record.h"
@@ -31,7 +32,8 @@ std::unique_ptr<TableArray> take(ArrayBuild& array) {
 }
 
 int64_t bytes_here(const ArrayBuild& array, int rank) {
-  return array.sharded ? array.sharded->parts().part_bytes(rank) : array.source.file.num_bytes;
+  if (array.sharded) return array.sharded->parts().part_bytes(rank);
+  return array.device ? array.device_bytes : array.source.file.num_bytes;
 }
 
 }  // namespace
@@ -45,7 +47,7 @@ auto TableBuild::named(const Fn& fn) const {
   }
 }
 
-void TableBuild::read() {
+void TableBuild::read(const Seat& seat) {
   named([&] {
     const bool by_formula = options_.formula_seed.has_value();
     const bool all_kept = options_.keeper && options_.scales == Placement::kHost;
@@ -55,14 +57,21 @@ void TableBuild::read() {
     ENGRAM_CHECK(options_.expect_content.empty() || options_.expect_content == info_.content_id,
                  options_.store, ": expected tables with content id ", options_.expect_content,
                  ", found ", info_.content_id);
+    split_ = options_.heads ? split_heads(info_.column_rows, seat.rank, seat.size)
+                            : split_heads(info_.column_rows, 0, 1);
     const auto fill = [&](ArrayBuild& array, const char* kind, Placement placement,
                           const FileRange& file, FormulaTensor tensor) {
       array.label = concat(name_, ".", kind);
       array.placement = placement;
       array.source = {.name = concat("engram.", info_.layer, ".", kind), .file = file};
       if (by_formula) array.source.formula = {info_.layer, tensor, *options_.formula_seed};
-      const bool lazy = placement == Placement::kDevice;
-      if (lazy) array.device = make_device_array(array.source, options_.verify);
+      if (placement == Placement::kDevice) {
+        const int64_t row_bytes = file.num_bytes / info_.num_rows;
+        const int64_t begin = row_offset(split_.first_row, row_bytes);
+        array.device_bytes = row_offset(split_.num_rows, row_bytes);
+        array.device =
+            make_device_array(array.source, begin, begin + array.device_bytes, options_.verify);
+      }
       if (placement == Placement::kDeviceSharded) {
         array.reader = std::make_unique<SourceReader>(array.source);
       }
@@ -106,6 +115,7 @@ TableVote TableBuild::vote(const Seat& seat) const {
                {"head_dim", std::to_string(info_.head_dim)},
                {"placement", placement_name(options_.placement)},
                {"scales", placement_name(options_.scales)},
+               {"heads", options_.heads ? "true" : "false"},
                {"memory", options_.keeper    ? "keeper"
                           : !options_.memory ? "any"
                                              : memory_kind_name(*options_.memory)},
@@ -138,7 +148,9 @@ int64_t TableBuild::bytes_to_load(int num_ranks) const {
     int64_t times = 0;
     if (fills(array)) times = static_cast<int64_t>(plan_.copies.size());
     if (array.placement == Placement::kDeviceSharded) times = 1;
-    if (array.placement == Placement::kDevice && num_ranks > 1) times = num_ranks;
+    if (array.placement == Placement::kDevice && num_ranks > 1) {
+      times = options_.heads ? 1 : num_ranks;
+    }
     total += times * array.source.file.num_bytes;
   }
   return total;
@@ -239,6 +251,12 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, int64_t huge_b
            {"bytes", history.num_bytes},
            {"huge_bytes", history.huge_bytes},
            {"since", history.since}});
+  info_.first_column = split_.first_column;
+  info_.first_row = split_.first_row;
+  info_.num_rows = split_.num_rows;
+  info_.num_columns = split_.num_columns;
+  info_.column_rows = {info_.column_rows.begin() + split_.first_column,
+                       info_.column_rows.begin() + split_.first_column + split_.num_columns};
   return std::make_shared<const Table>(std::move(options_), std::move(info_), std::move(history),
                                        take(arrays_[0]), take(arrays_[1]), std::move(held));
 }

@@ -38,6 +38,7 @@ struct ArrayBuild {
   std::unique_ptr<DeviceArray> device;
   std::unique_ptr<ShardedArray> sharded;
   std::unique_ptr<SourceReader> reader;  //!< of a sharded array
+  int64_t device_bytes = 0;              //!< of `device`, once a GPU has asked for it
 };
 
 class TableBuild {
@@ -46,13 +47,14 @@ class TableBuild {
       : name_(std::move(name)), options_(std::move(options)) {}
 
   //! Reads the manifest. Throws Error; as all here, one that names the table.
-  void read();
+  void read(const Seat& seat);
   TableVote vote(const Seat& seat) const;
   void set_plan(TablePlan plan) { plan_ = std::move(plan); }
   void set_kept(KeptTable kept) { kept_ = std::move(kept); }
 
   const std::string& name() const { return name_; }
   const TableOptions& options() const { return options_; }
+  //! Of the whole table.
   const TableInfo& info() const { return info_; }
   std::array<ArrayBuild, 2>& arrays() { return arrays_; }
   //! Whether the ranks allocate and fill an array in host memory, no keeper.
@@ -86,6 +88,7 @@ class TableBuild {
   std::string name_;
   TableOptions options_;
   TableInfo info_;
+  HeadSplit split_;  //!< this rank's columns: all, but for heads
   std::array<ArrayBuild, 2> arrays_;
   TablePlan plan_;
   std::optional<KeptTable> kept_;

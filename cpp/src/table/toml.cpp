@@ -145,7 +145,7 @@ TableOptions read_table(const toml::table& table, const std::string& where,
                         const std::string& folder) {
   const Keys keys(table, where, folder,
                   {"store", "checkpoint", "layer", "placement", "scales", "memory", "pages", "numa",
-                   "verify", "formula_seed", "expect_content"});
+                   "verify", "formula_seed", "heads", "expect_content"});
   TableOptions options;
   options.store = keys.path("store");
   ENGRAM_CHECK(!options.store.empty(), where, ": store: expected a folder, found none");
@@ -177,6 +177,7 @@ TableOptions read_table(const toml::table& table, const std::string& where,
     throw Error(error.status(), concat(where, ": numa: ", error.what()));
   }
   options.verify = keys.flag("verify");
+  options.heads = keys.flag("heads");
   if (const auto seed = keys.integer("formula_seed", 0, INT64_MAX, "an integer of 63 bits")) {
     options.formula_seed = static_cast<uint64_t>(*seed);
   }
