@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_engram.builder.formula import row_bytes
+from trtllm_engram.builder.checkpoint import SCALES, VALUES
+from trtllm_engram.builder.formula import Formula, row_bytes
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import Tables, _native
@@ -86,7 +87,7 @@ class Rank:
             shape = (-1, args.num_columns)
             found = self._packed(name, np.concatenate([ids, padding]).reshape(shape))
             found = found.reshape(-1, packed_bytes(args))
-            expected = self._formula(about, ids)
+            expected = self._formula_between(about, first, first + len(ids))
             if not np.array_equal(found[: len(ids)], expected) or found[len(ids) :].any():
                 wrong = np.flatnonzero((found[: len(ids)] != expected).any(axis=1))
                 raise EngramError(f"{name}: {len(wrong)} wrong rows from row {first} on")
@@ -96,6 +97,16 @@ class Rank:
     def _formula(self, about: dict[str, Any], rows: np.ndarray) -> np.ndarray:
         config = read_manifest(about["store"]).config
         return np.concatenate(row_bytes(config, about["layer"], rows, self.job["seed"]), axis=-1)
+
+    def _formula_between(self, about: dict[str, Any], first: int, end: int) -> np.ndarray:
+        config = read_manifest(about["store"]).config
+        parts = []
+        for tensor, width in ((VALUES, config.head_dim), (SCALES, config.head_dim // 32)):
+            formula = Formula(config, about["layer"], tensor, self.job["seed"])
+            start = first * width // 8 * 8
+            chunks = b"".join(bytes(chunk) for _, chunk in formula.chunks(start, end * width))
+            parts.append(np.frombuffer(chunks, np.uint8)[first * width - start :])
+        return np.concatenate([part.reshape(end - first, -1) for part in parts], axis=1)
 
     def _view(self, name: str) -> _native.LookupArgs:
         if self.device is None:

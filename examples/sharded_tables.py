@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables over the memory of several GPUs: each rank holds a part, all ranks read all parts.
+
+python examples/sharded_tables.py --ranks 2             # made-up tables of 1 GB; GPUs in turn
+python examples/sharded_tables.py --ranks 2 --gb 203    # V4.1-Flash's, over two GPUs of 141 GB
+python examples/sharded_tables.py --ranks 2 --kill 1    # rank 1 is killed: the others read on
+python examples/sharded_tables.py --ranks 2 --store DIR # those of a store that `prepare` made
+
+Each rank binds the tables, checks rows of all parts against the formula of made-up tables, and
+measures lookups of rows that lie with itself, with the next rank, and anywhere. Needs torch.
+"""
+
+import argparse
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trtllm_engram.builder.formula import row_bytes
+from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
+from trtllm_engram.builder.manifest import read_manifest
+from trtllm_engram.plugins.errors import EngramError, InputError
+from trtllm_engram.runtime import Tables, ops
+from trtllm_engram.runtime.group import Group
+
+SEED = 1
+CHECKED, MEASURED, CALLS = 256, 65536, 10  # tokens of a lookup; lookups that are timed
+
+
+def rank_main(args):
+    """One rank: binds, then says what it reads, and again for every line that the parent sends."""
+    torch.cuda.set_device(args.rank % torch.cuda.device_count())
+    torch.zeros(1, device="cuda")  # the thread's GPU from here on, and the rank's
+    manifest = read_manifest(args.store)
+    options = {"store": args.store, "placement": "device_sharded"}
+    if args.made_up:
+        options["formula_seed"] = SEED
+    with Tables(Group(args.group, args.rank, args.ranks, timeout_s=args.timeout)) as tables:
+        started = time.perf_counter()
+        tables.bind_all(
+            {f"engram_{layer}": {"layer": layer, **options} for layer in manifest.config.layer_ids}
+        )
+        seconds = time.perf_counter() - started
+        print(json.dumps({"seconds": seconds, **what_is_read(args, tables, manifest)}), flush=True)
+        for _ in sys.stdin:
+            print(json.dumps(what_is_read(args, tables, manifest)), flush=True)
+
+
+def what_is_read(args, tables, manifest):
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    held = {name: table["num_bytes"] for name, table in tables.describe().items()}
+    layer = manifest.config.layer_ids[0]
+    following = (args.rank + 1) % args.ranks
+    parts = {"own": args.rank, f"rank {following}'s": following, "all": None}
+    speeds = {}
+    for name, part in parts.items():
+        if args.made_up:
+            check(tables, manifest, layer, part_ids(args, manifest, part, CHECKED))
+        speeds[name] = gigabytes_a_second(
+            tables, manifest, layer, part_ids(args, manifest, part, MEASURED)
+        )
+    return {"gpu": gpu.name, "bytes": held, "gb_per_s": speeds}
+
+
+def part_ids(args, manifest, part, num_tokens):
+    """Row ids [T, C]: one of each column, of a rank's part where one is given."""
+    rows, offsets = manifest.layout.primes[0].ravel(), manifest.layout.offsets[0]
+    low, high = (0, args.ranks) if part is None else (part, part + 1)
+    places = np.random.default_rng(num_tokens).random((num_tokens, rows.size))
+    places = (low + places * (high - low)) / args.ranks
+    return (offsets + (places * rows).astype(np.int64)).astype(np.int32)
+
+
+def check(tables, manifest, layer, ids):
+    found = tables.lookup(f"engram_{layer}", torch.from_numpy(ids).cuda())
+    made_up = row_bytes(manifest.config, layer, ids.ravel(), SEED)
+    right = ops.lookup(*made_up, np.arange(ids.size, dtype=np.int32).reshape(ids.shape))
+    if not np.array_equal(found.view(torch.int16).cpu().numpy(), right.view(np.int16)):
+        raise EngramError(f"engram_{layer}: expected the formula's rows, found others")
+
+
+def gigabytes_a_second(tables, manifest, layer, ids):
+    """Bytes of the rows that lookups read, over their time on the GPU."""
+    given, out = torch.from_numpy(ids).cuda(), None
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for call in range(-3, CALLS):
+        if call == 0:
+            begin.record()
+        out = tables.lookup(f"engram_{layer}", given, out=out)
+    end.record()
+    end.synchronize()
+    head_dim = manifest.config.head_dim
+    read = CALLS * ids.size * (head_dim + head_dim // 32)
+    return read / begin.elapsed_time(end) / 1e6
+
+
+class Rank:
+    """A rank as its parent sees it."""
+
+    def __init__(self, rank, words):
+        self.rank = rank
+        command = [sys.executable, __file__, "--rank", str(rank), *words]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, **pipes)
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            raise EngramError(f"rank {self.rank}: expected what it reads, found exit code {code}")
+        return {"rank": self.rank, **json.loads(line)}
+
+    def ask(self):
+        print("again", file=self.process.stdin, flush=True)
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def parent_main(args, store, made_up):
+    words = ["--ranks", str(args.ranks), "--store", store, "--group", secrets.token_hex(8)]
+    words += ["--timeout", str(args.timeout), *(["--made-up"] if made_up else [])]
+    ranks = [Rank(rank, words) for rank in range(args.ranks)]
+    try:
+        report(args, [rank.answer() for rank in ranks], "loaded")
+        if args.kill is not None:
+            victim = ranks.pop(args.kill)
+            victim.process.send_signal(signal.SIGKILL)
+            victim.end()
+            for rank in ranks:
+                rank.ask()
+            report(args, [rank.answer() for rank in ranks], f"rank {args.kill} killed")
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+def report(args, readers, event):
+    if args.json:
+        print(json.dumps({"event": event, "ranks": readers}))
+        return
+    print(event)
+    for reader in readers:
+        held = sum(reader["bytes"].values()) / 1e9
+        seconds = f", bound in {reader['seconds']:.1f} s" if "seconds" in reader else ""
+        speeds = ", ".join(f"{part} {speed:.0f}" for part, speed in reader["gb_per_s"].items())
+        print(f"  rank {reader['rank']}, {reader['gpu']}: holds {held:.2f} GB{seconds}")
+        print(f"    reads rows in GB/s: {speeds}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", metavar="N", type=int, required=True)
+    parser.add_argument("--kill", metavar="RANK", type=int, help="kill -9 it once all have loaded")
+    parser.add_argument("--store", metavar="DIR", help="default: made-up tables")
+    parser.add_argument("--gb", type=float, default=1.0, help="of the made-up tables (default: 1)")
+    parser.add_argument("--timeout", metavar="S", type=float, default=120.0)
+    parser.add_argument("--json", action="store_true", help="one JSON object for each event")
+    for hidden in ("--rank", "--group", "--made-up"):  # what a rank is told by its parent
+        kind = {"action": "store_true"} if hidden == "--made-up" else {}
+        parser.add_argument(hidden, help=argparse.SUPPRESS, **kind)
+    args = parser.parse_args()
+    if args.ranks < 1 or args.kill not in (None, *range(args.ranks)):
+        parser.error(f"expected --kill RANK below --ranks N, found {args.kill} and {args.ranks}")
+    if args.rank is not None:
+        args.rank = int(args.rank)
+        rank_main(args)
+    elif args.store is not None:
+        parent_main(args, args.store, made_up=False)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            write_made_up_store(folder, config_of_size(int(args.gb * 1e9)))
+            parent_main(args, folder, made_up=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (EngramError, InputError) as error:
+        sys.exit(f"{Path(__file__).name}: {error}")
