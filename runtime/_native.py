@@ -204,15 +204,17 @@ def _open(path: str) -> ctypes.CDLL:
             raise EngramError(f"{path}: expected the symbol {name}, found none") from None
         function.restype = result
         function.argtypes = arguments
-    library.engram_set_log(_log_message)
+    library.engram_set_log(_log_function)
     # Threads of the library may outlive the interpreter that a message would be brought to.
     atexit.register(library.engram_set_log, LogFunction())
     return library
 
 
-@LogFunction
 def _log_message(level: int, text: bytes) -> None:
     _logger.log(level, "%s", text.decode("utf-8", "replace"))
+
+
+_log_function = LogFunction(_log_message)  # kept as long as the library may call it
 
 
 def run(op: str, args: OpArgs, where: Exec) -> None:
