@@ -29,6 +29,7 @@ void copy_part(uint64_t word, int64_t begin, int64_t num_bytes, uint8_t* to) {
 }  // namespace
 
 void fill_formula(const FormulaKey& key, int64_t begin, int64_t num_bytes, uint8_t* to) {
+  if (num_bytes == 0) return;  // and nothing to write to, perhaps
   const FormulaWords words = formula_words(key);
   auto j = static_cast<uint64_t>(begin / 8);
   if (begin % 8 != 0) {

@@ -17,24 +17,20 @@ constexpr int64_t kPieceBytes = StoreFile::kPieceBytes;
 //! What one thread loads in one go: a block where it is verified, else a piece of one.
 struct Unit {
   const SourceReader* reader;
-  uint8_t* data;  //!< of the whole array; may be null
+  uint8_t* data;  //!< of the whole array
   int64_t begin;
   int64_t end;
   bool verify;
 };
 
-[[noreturn]] void throw_cancelled() { throw Error(ENGRAM_INTERNAL_ERROR, "loading was cancelled"); }
-
 //! Returns early once `stop` is true; sets it when the caller cancels.
 void load_unit(const Unit& unit, const LoadOptions& options, std::atomic<bool>& stop) {
   if (unit.begin % kBlockBytes == 0) ENGRAM_POINT("load.block");
-  const std::unique_ptr<uint8_t[]> scratch(unit.data == nullptr ? new uint8_t[kPieceBytes]
-                                                                : nullptr);
   BlockSum sum;
   for (int64_t begin = unit.begin; begin < unit.end; begin += kPieceBytes) {
     if (options.cancelled && options.cancelled()) stop = true;
     if (stop) return;
-    uint8_t* const to = unit.data == nullptr ? scratch.get() : unit.data + begin;
+    uint8_t* const to = unit.data + begin;
     const int64_t num_bytes = std::min(kPieceBytes, unit.end - begin);
     unit.reader->read(to, begin, num_bytes);
     if (unit.verify) sum.add(to, num_bytes);  // while a cache still has it
@@ -52,25 +48,12 @@ void check_sums(const Source& source) {
                source.file.block_sums.size());
 }
 
-//! Calls fn(begin, end) for the blocks of an array that are the share's, of a sequence in which the
-//! array's first block is number `block`; returns the number of the next array's first.
-template <typename Fn>
-int64_t for_blocks(int64_t num_bytes, int64_t block, int share, int shares, const Fn& fn) {
-  for (int64_t begin = 0; begin < num_bytes; begin += kBlockBytes, ++block) {
-    if (block % shares == share) fn(begin, std::min(begin + kBlockBytes, num_bytes));
-  }
-  return block;
-}
-
 }  // namespace
 
 SourceReader::SourceReader(const Source& source) : source_(source) {
   if (source.formula) return;
   const FileRange& range = source_.file;
-  file_ = std::make_unique<const StoreFile>(range.file);
-  ENGRAM_CHECK(range.num_bytes <= file_->stamp().num_bytes - range.offset, range.file, ": ",
-               source_.name, ": expected ", range.num_bytes, " bytes at offset ", range.offset,
-               ", found a file of ", file_->stamp().num_bytes, " bytes");
+  file_ = std::make_unique<const StoreFile>(range.file, range.offset, range.num_bytes);
 }
 
 const FileStamp* SourceReader::stamp() const {
@@ -83,15 +66,6 @@ void SourceReader::read(uint8_t* to, int64_t begin, int64_t num_bytes) const {
   } else {
     file_->read(to, num_bytes, source_.file.offset + begin);
   }
-}
-
-void SourceReader::read_parallel(uint8_t* to, int64_t begin, int64_t num_bytes, int num_threads,
-                                 const std::function<bool()>& cancelled) const {
-  parallel_for(num_bytes, kPieceBytes, num_threads > 0 ? num_threads : loader_threads(1),
-               [&](int64_t piece_begin, int64_t piece_end) {
-                 if (cancelled && cancelled()) throw_cancelled();
-                 read(to + piece_begin, begin + piece_begin, piece_end - piece_begin);
-               });
 }
 
 void check_block(const Source& source, int64_t block_idx, const std::string& found_sum) {
@@ -141,14 +115,14 @@ void Loader::run(const std::vector<LoadTarget>& targets, const LoadOptions& opti
                  num_bytes, " bytes, found ", target.num_bytes);
     const bool verify = options.verify && !source.formula;
     if (verify) check_sums(source);
-    block = for_blocks(num_bytes, block, options.share, options.shares,
-                       [&](int64_t block_begin, int64_t block_end) {
-                         const int64_t step = verify ? kBlockBytes : kPieceBytes;
-                         for (int64_t begin = block_begin; begin < block_end; begin += step) {
-                           const int64_t end = std::min(begin + step, block_end);
-                           units.push_back({&reader, target.data, begin, end, verify});
-                         }
-                       });
+    for (int64_t begin = 0; begin < num_bytes; begin += kBlockBytes, ++block) {
+      if (block % options.shares != options.share) continue;
+      const int64_t block_end = std::min(begin + kBlockBytes, num_bytes);
+      const int64_t step = verify ? kBlockBytes : kPieceBytes;
+      for (int64_t at = begin; at < block_end; at += step) {
+        units.push_back({&reader, target.data, at, std::min(at + step, block_end), verify});
+      }
+    }
   }
   const int num_threads =
       options.num_threads > 0 ? options.num_threads : loader_threads(options.shares);
@@ -161,21 +135,11 @@ void Loader::run(const std::vector<LoadTarget>& targets, const LoadOptions& opti
       throw;
     }
   });
-  if (stop) throw_cancelled();
+  if (stop) throw Error(ENGRAM_INTERNAL_ERROR, "loading was cancelled");
 }
 
 void Loader::check_unchanged() const {
   for (const FileStamp& stamp : stamps()) check_stamp(stamp);
-}
-
-int64_t share_bytes(const std::vector<const Source*>& sources, int share, int shares) {
-  int64_t block = 0;
-  int64_t num_bytes = 0;
-  for (const Source* source : sources) {
-    block = for_blocks(source->file.num_bytes, block, share, shares,
-                       [&](int64_t begin, int64_t end) { num_bytes += end - begin; });
-  }
-  return num_bytes;
 }
 
 }  // namespace engram

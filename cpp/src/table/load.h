@@ -31,8 +31,8 @@ struct Source {
 
 //! Memory for one array.
 struct LoadTarget {
-  uint8_t* data = nullptr;  //!< null: its blocks are read and verified, and kept nowhere
-  int64_t num_bytes = 0;    //!< at least the source's
+  uint8_t* data = nullptr;
+  int64_t num_bytes = 0;  //!< at least the source's
   const Source* source = nullptr;
 };
 
@@ -49,10 +49,6 @@ class SourceReader {
   //! Writes bytes [begin, begin + num_bytes) of the array to `to` on the calling thread. Throws
   //! Error.
   void read(uint8_t* to, int64_t begin, int64_t num_bytes) const;
-  //! The same by num_threads threads (0: loader_threads(1)), which stop between pieces of 4 MiB
-  //! once `cancelled` (may be empty), called on any of them, is true; that is an Error.
-  void read_parallel(uint8_t* to, int64_t begin, int64_t num_bytes, int num_threads,
-                     const std::function<bool()>& cancelled) const;
 
  private:
   Source source_;
@@ -102,8 +98,5 @@ class Loader {
  private:
   std::map<const Source*, SourceReader> readers_;
 };
-
-//! Bytes that a share of such sources comes to.
-int64_t share_bytes(const std::vector<const Source*>& sources, int share, int shares);
 
 }  // namespace engram

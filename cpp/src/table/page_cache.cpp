@@ -3,83 +3,139 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+
+#include "engram/row.h"
+#include "parallel.h"
 
 namespace engram {
 namespace {
 
-//! Pages of [begin, end) in the cache, or -1. Cheap, but Linux has it from 6.5 on, and overlayfs
-//! answers for a cache of its own, which is empty.
-int64_t count_cached(int handle, int64_t begin, int64_t end) {
-  constexpr int64_t kCachestat = 451;  // SYS_cachestat, which older headers lack
-  const uint64_t range[2] = {static_cast<uint64_t>(begin), static_cast<uint64_t>(end - begin)};
-  uint64_t counts[5] = {};  // struct cachestat: nr_cache is the first
-  if (syscall(kCachestat, handle, range, counts, 0) != 0) return -1;
-  return static_cast<int64_t>(counts[0]);
-}
-
-//! Sets the lowest bit of those that are cached.
-bool find_cached(int handle, int64_t begin, int64_t end, unsigned char* cached) {
-  const auto num_bytes = static_cast<size_t>(end - begin);
-  // Nothing is ever read through this mapping.
-  void* const pages = mmap(nullptr, num_bytes, PROT_NONE, MAP_SHARED, handle, begin);
-  if (pages == MAP_FAILED) return false;
-  const bool found = mincore(pages, num_bytes, cached) == 0;
-  munmap(pages, num_bytes);
-  return found;
-}
-
-}  // namespace
+constexpr int64_t kBits = 64;               // of a word
+constexpr int64_t kAskedBytes = 64 << 20;   // at a time: whole words of bits
+constexpr int64_t kStretchBytes = 4 << 20;  // that two probes stand for
+constexpr int64_t kPastTheEnd = 64 << 20;   // more than any page of the cache is large
 
 int64_t page_bytes() {
   static const int64_t bytes = sysconf(_SC_PAGESIZE);
   return bytes;
 }
 
-bool may_ask_cached(const std::string& path, const struct stat& status) {
-  return geteuid() == 0 || status.st_uid == geteuid() ||
-         faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) == 0;
+//! Whether the cache holds all of a range. Cheap, but Linux has it from 6.5 on, and overlayfs
+//! answers for a cache of its own, which is empty: a no means nothing.
+bool is_all_cached(int handle, int64_t begin, int64_t end) {
+  constexpr int64_t kCachestat = 451;  // SYS_cachestat, which older headers lack
+  const uint64_t range[2] = {static_cast<uint64_t>(begin), static_cast<uint64_t>(end - begin)};
+  uint64_t counts[5] = {};  // struct cachestat: nr_cache is the first
+  return syscall(kCachestat, handle, range, counts, 0) == 0 &&
+         static_cast<int64_t>(counts[0]) * page_bytes() >= end - begin;
 }
+
+//! Sets the lowest bit of those that are cached. Nothing is ever read through the mapping.
+bool find_cached(int handle, int64_t begin, int64_t end, std::vector<unsigned char>& cached) {
+  const auto num_bytes = static_cast<size_t>(end - begin);
+  cached.resize(num_bytes / static_cast<size_t>(page_bytes()));
+  void* const pages = mmap(nullptr, num_bytes, PROT_NONE, MAP_SHARED, handle, begin);
+  if (pages == MAP_FAILED) return false;
+  const bool found = mincore(pages, num_bytes, cached.data()) == 0;
+  munmap(pages, num_bytes);
+  return found;
+}
+
+//! Whether mincore tells the truth: to who may not ask, all is cached, what lies behind a file's
+//! end too.
+bool may_ask(int handle) {
+  struct stat status{};
+  if (fstat(handle, &status) != 0) return false;
+  const int64_t behind = ceil_div(status.st_size + kPastTheEnd, page_bytes()) * page_bytes();
+  std::vector<unsigned char> cached;
+  return find_cached(handle, behind, behind + page_bytes(), cached) && (cached[0] & 1) == 0;
+}
+
+//! 1: cached, 0: not, and the kernel reads it now; -1: the file system cannot say.
+int probe(int handle, int64_t page) {
+  char byte;
+  const iovec one{&byte, 1};
+  if (preadv2(handle, &one, 1, page * page_bytes(), RWF_NOWAIT) >= 0) return 1;
+  return errno == EAGAIN ? 0 : -1;
+}
+
+}  // namespace
 
 CachedPages::CachedPages(int handle, int64_t begin, int64_t end)
-    : handle_(handle), begin_(begin), end_(end) {
-  const int64_t first = begin / page_bytes();
-  const int64_t num_pages = (end + page_bytes() - 1) / page_bytes() - first;
-  const int64_t from = first * page_bytes();
-  const int64_t to = from + num_pages * page_bytes();
-  if (count_cached(handle, from, to) >= num_pages) return;
-  cached_.resize(static_cast<size_t>(num_pages));
-  if (!find_cached(handle, from, to, cached_.data())) std::fill(cached_.begin(), cached_.end(), 0);
-  for (unsigned char& page : cached_) page &= 1;
+    : handle_(handle), first_(begin / page_bytes()), last_(ceil_div(end, page_bytes())) {
+  bits_.resize(static_cast<size_t>(ceil_div(last_ - first_, kBits)));
+  means_ = may_ask(handle)              ? Means::kMincore
+           : probe(handle, first_) >= 0 ? Means::kProbes
+                                        : Means::kNone;
+  if (means_ == Means::kNone) return;
+  parallel_for(last_ - first_, kAskedBytes / page_bytes(), 0,
+               [&](int64_t from, int64_t to) { ask(first_ + from, first_ + to); });
 }
 
-int64_t CachedPages::head_end() const {
-  const auto missing = std::find(cached_.begin(), cached_.end(), 0);
-  return missing == cached_.end() ? end_ : place(static_cast<size_t>(missing - cached_.begin()));
-}
-
-int64_t CachedPages::tail_begin() const {
-  const auto missing = std::find(cached_.rbegin(), cached_.rend(), 0);
-  return missing == cached_.rend() ? end_ : place(static_cast<size_t>(cached_.rend() - missing));
-}
-
-void CachedPages::drop_others() const {
-  for (auto from = cached_.begin(); from != cached_.end();) {
-    from = std::find(from, cached_.end(), 0);
-    const auto to = std::find(from, cached_.end(), 1);
-    if (from == to) return;
-    const int64_t first = begin_ / page_bytes() + (from - cached_.begin());
-    posix_fadvise(handle_, first * page_bytes(), (to - from) * page_bytes(), POSIX_FADV_DONTNEED);
-    from = to;
+void CachedPages::ask(int64_t first, int64_t last) {
+  if (is_all_cached(handle_, first * page_bytes(), last * page_bytes())) {
+    for (int64_t page = first; page < last; ++page) set_cached(page);
+    return;
+  }
+  if (means_ == Means::kMincore) {
+    std::vector<unsigned char> cached;
+    if (!find_cached(handle_, first * page_bytes(), last * page_bytes(), cached)) return;
+    for (int64_t page = first; page < last; ++page) {
+      if (cached[static_cast<size_t>(page - first)] & 1) set_cached(page);
+    }
+    return;
+  }
+  const int64_t stretch = kStretchBytes / page_bytes();
+  for (int64_t from = first; from < last; from += stretch) {
+    const int64_t to = std::min(from + stretch, last);
+    if (probe(handle_, from) != 1 && probe(handle_, to - 1) != 1) continue;
+    for (int64_t page = from; page < to; ++page) set_cached(page);
   }
 }
 
-int64_t CachedPages::place(size_t i) const {
-  const int64_t page = begin_ / page_bytes() + static_cast<int64_t>(i);
-  return std::clamp(page * page_bytes(), begin_, end_);
+int64_t CachedPages::head_end(int64_t begin, int64_t end) const {
+  int64_t page = begin / page_bytes();
+  while (page * page_bytes() < end && is_cached(page)) ++page;
+  return std::clamp(page * page_bytes(), begin, end);
+}
+
+int64_t CachedPages::tail_begin(int64_t begin, int64_t end) const {
+  int64_t page = ceil_div(end, page_bytes());
+  while (page * page_bytes() > begin && is_cached(page - 1)) --page;
+  return std::clamp(page * page_bytes(), begin, end);
+}
+
+void CachedPages::drop_others(int64_t begin, int64_t end) const {
+  const int64_t last = std::min(ceil_div(end, page_bytes()), last_);
+  for (int64_t page = std::max(begin / page_bytes(), first_); page < last; ++page) {
+    const int64_t from = page;
+    while (page < last && !is_cached(page)) ++page;
+    if (from == page) continue;
+    posix_fadvise(handle_, from * page_bytes(), (page - from) * page_bytes(), POSIX_FADV_DONTNEED);
+  }
+}
+
+void CachedPages::drop_others() const {
+  if (means_ != Means::kNone) drop_others(first_ * page_bytes(), last_ * page_bytes());
+}
+
+bool CachedPages::is_cached(int64_t page) const {
+  if (page < first_ || page >= last_) return false;
+  const auto place = static_cast<size_t>(page - first_);
+  return (bits_[place / kBits] >> (place % kBits) & 1) != 0;
+}
+
+//! NOTE: the threads that ask write to words of their own.
+void CachedPages::set_cached(int64_t page) {
+  const auto place = static_cast<size_t>(page - first_);
+  bits_[place / kBits] |= uint64_t{1} << (place % kBits);
 }
 
 }  // namespace engram

@@ -3,41 +3,43 @@
 //! What of a file the page cache holds.
 #pragma once
 
-#include <sys/stat.h>
-
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace engram {
 
-int64_t page_bytes();
-
-//! Whether this user may ask: to others the kernel says that every page is cached.
-bool may_ask_cached(const std::string& path, const struct stat& status);
-
-//! The pages that a range of a file lies in.
+//! The pages of a range of a file, as they were when this object was made: the kernel may read
+//! ahead of a reader, so what is cached while a file is read says little.
+//!
+//! The kernel tells what is cached only to users who own the file or may write to it. For others a
+//! stretch of 4 MiB counts as cached whose first or last page is; where the file system cannot even
+//! say that (no RWF_NOWAIT), nothing counts as cached.
 class CachedPages {
  public:
-  //! Asks. No page counts as cached where the file system has no answer. Reads and maps nothing
-  //! for longer than this call.
+  //! Asks, by several threads. The handle must stay open as long as this object lives.
   CachedPages(int handle, int64_t begin, int64_t end);
 
-  //! Where the cached pages at the beginning end: `begin` to `end`.
-  int64_t head_end() const;
-  //! Where the cached pages at the end begin: head_end() to `end`.
-  int64_t tail_begin() const;
-  //! Drops those pages from the cache that were not in it when this object was made.
+  //! Where the cached pages at the beginning of [begin, end) end: `begin` to `end`. What is outside
+  //! the object's range counts as not cached.
+  int64_t head_end(int64_t begin, int64_t end) const;
+  //! Where the cached pages at the end of [begin, end) begin: `begin` to `end`.
+  int64_t tail_begin(int64_t begin, int64_t end) const;
+
+  //! Drops the pages of [begin, end) from the cache that were not in it.
+  void drop_others(int64_t begin, int64_t end) const;
+  //! The same for the whole range; where nothing could be known, nothing.
   void drop_others() const;
 
  private:
-  //! The place of page i, inside the range.
-  int64_t place(size_t i) const;
+  void ask(int64_t first, int64_t last);
+  bool is_cached(int64_t page) const;
+  void set_cached(int64_t page);
 
   int handle_;
-  int64_t begin_;
-  int64_t end_;
-  std::vector<unsigned char> cached_;  //!< one for each page; empty: all are cached
+  int64_t first_;  //!< pages of the file
+  int64_t last_;
+  enum class Means { kNone, kProbes, kMincore } means_;
+  std::vector<uint64_t> bits_;  //!< one for each page
 };
 
 }  // namespace engram

@@ -2,7 +2,6 @@
 #include "table/store_file.h"
 
 #include <fcntl.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +10,6 @@
 #include <new>
 
 #include "engram/error.h"
-#include "table/page_cache.h"
 
 namespace engram {
 namespace {
@@ -34,12 +32,6 @@ uint8_t* bounce_buffer() {
   static thread_local const AlignedBytes buffer(new (std::align_val_t{kDirectAlign})
                                                     uint8_t[kBounceBytes]);
   return buffer.get();
-}
-
-//! As pread(2), but only what is cached, up to the first page that is not.
-int64_t read_cached(int handle, uint8_t* to, int64_t num_bytes, int64_t offset) {
-  const iovec whole{to, static_cast<size_t>(num_bytes)};
-  return preadv2(handle, &whole, 1, offset, RWF_NOWAIT);
 }
 
 //! What the file system or the memory has against direct reading; another way may do.
@@ -72,12 +64,14 @@ void check_stamp(const FileStamp& stamp) {
                described(stamp), ", found ", described(found));
 }
 
-StoreFile::StoreFile(const std::string& path) : file_(path) {
+StoreFile::StoreFile(const std::string& path, int64_t offset, int64_t num_bytes)
+    : file_(path), begin_(offset), end_(offset + num_bytes) {
   const struct stat status = file_.status();
   ENGRAM_CHECK(S_ISREG(status.st_mode), path, ": expected a regular file");
+  ENGRAM_CHECK(num_bytes <= status.st_size - offset, path, ": expected ", num_bytes,
+               " bytes at offset ", offset, ", found a file of ", status.st_size, " bytes");
   stamp_ = make_stamp(path, status);
-  knows_cached_ = may_ask_cached(path, status);
-  // Reading what is cached should bring in nothing behind it.
+  // What is not cached is read as wanted, with nothing behind it.
   posix_fadvise(file_.handle(), 0, 0, POSIX_FADV_RANDOM);
   try {
     direct_.emplace(path, O_DIRECT);
@@ -89,63 +83,35 @@ StoreFile::StoreFile(const std::string& path) : file_(path) {
                ", found ", described(again));
 }
 
+StoreFile::~StoreFile() {
+  if (cached_) cached_->drop_others();
+}
+
 void StoreFile::read(uint8_t* to, int64_t num_bytes, int64_t offset) const {
   const int64_t end = offset + num_bytes;
   for (int64_t at = offset; at < end; at += kPieceBytes) {
-    const int64_t piece_end = std::min(at + kPieceBytes, end);
-    if (knows_cached_) {
-      read_piece(to + (at - offset), at, piece_end);
-    } else {
-      read_unknown(to + (at - offset), at, piece_end);
-    }
+    read_piece(to + (at - offset), at, std::min(at + kPieceBytes, end));
   }
 }
 
 void StoreFile::read_piece(uint8_t* to, int64_t begin, int64_t end) const {
-  const CachedPages cached(file_.handle(), begin, end);
+  const int64_t head_end = cached().head_end(begin, end);
   // Cached pages between others are read with these: a disk likes one range better than many.
-  const int64_t head_end = cached.head_end();
-  const int64_t tail_begin = cached.tail_begin();
+  const int64_t tail_begin = cached().tail_begin(head_end, end);
+  const auto place = [&](int64_t at) { return to + (at - begin); };
   file_.read(to, head_end - begin, begin);
-  if (head_end == end) return;
-  read_past_cache(to + (head_end - begin), head_end, tail_begin);
-  cached.drop_others();
-  file_.read(to + (tail_begin - begin), end - tail_begin, tail_begin);
-}
-
-void StoreFile::read_unknown(uint8_t* to, int64_t begin, int64_t end) const {
-  int64_t at = begin;
-  // NOTE: the kernel reads ahead what it is asked for and has not; so first for one page alone.
-  for (const int64_t wanted : {std::min(begin + page_bytes(), end), end}) {
-    const int64_t count = read_cached(file_.handle(), to + (at - begin), wanted - at, at);
-    const bool unknowable = count < 0 && errno == EOPNOTSUPP;
-    if (count > 0) at += count;
-    if (at == wanted) continue;
-    if (unknowable) {
-      file_.read(to + (at - begin), end - at, at);
-      posix_fadvise(file_.handle(), at, end - at, POSIX_FADV_DONTNEED);
-    } else {
-      read_past_cache(to + (at - begin), at, end);
-      posix_fadvise(file_.handle(), at, wanted - at, POSIX_FADV_DONTNEED);
+  int64_t at = head_end;
+  if (direct_ && at < tail_begin) {
+    const uintptr_t phase = reinterpret_cast<uintptr_t>(to) - static_cast<uintptr_t>(begin);
+    if (phase % static_cast<uintptr_t>(kDirectAlign) == 0) {
+      at = read_bounced(place(at), at, std::min(align_up(at), tail_begin));
+      at = read_straight(place(at), at, align_down(tail_begin));
     }
-    return;
+    at = read_bounced(place(at), at, tail_begin);
   }
-}
-
-//! Where there is no such way, the caller drops what this brings into the cache.
-void StoreFile::read_past_cache(uint8_t* to, int64_t begin, int64_t end) const {
-  int64_t at = begin;
-  if (direct_) {
-    const bool in_step = (reinterpret_cast<uintptr_t>(to) - static_cast<uintptr_t>(begin)) %
-                             static_cast<uintptr_t>(kDirectAlign) ==
-                         0;
-    if (in_step) {
-      at = read_bounced(to, at, std::min(align_up(begin), end));
-      at = read_straight(to + (at - begin), at, align_down(end));
-    }
-    at = read_bounced(to + (at - begin), at, end);
-  }
-  file_.read(to + (at - begin), end - at, at);
+  file_.read(place(at), tail_begin - at, at);
+  if (at < tail_begin) cached().drop_others(at, tail_begin);
+  file_.read(place(tail_begin), end - tail_begin, tail_begin);
 }
 
 //! Direct reading of whole sectors. Returns how far it came.
@@ -174,6 +140,11 @@ int64_t StoreFile::read_bounced(uint8_t* to, int64_t begin, int64_t end) const {
     at += count;
   }
   return at;
+}
+
+const CachedPages& StoreFile::cached() const {
+  std::call_once(asked_, [&] { cached_.emplace(file_.handle(), begin_, end_); });
+  return *cached_;
 }
 
 }  // namespace engram

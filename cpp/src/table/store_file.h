@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 
 #include "table/files.h"
+#include "table/page_cache.h"
 
 namespace engram {
 
@@ -31,40 +33,41 @@ FileStamp stamp_file(const std::string& path);
 //! still is that one and nobody has written to it.
 void check_stamp(const FileStamp& stamp);
 
-//! An open regular file. Pages that the page cache holds are copied from there and stay; what it
-//! does not hold is read past it (O_DIRECT) where the file system can, else through it, and these
-//! pages are dropped again. The file is never mapped to be read: one that is cut short while it is
-//! read is an Error, not a SIGBUS.
-//!
-//! The kernel tells what is cached only to users who own the file or may write to it. For others a
-//! piece counts as cached from its first byte to the first page that is not there; where the file
-//! system cannot even say that (no RWF_NOWAIT), all is read through the cache and dropped.
+//! A range of an open regular file. Pages that the page cache holds before the first read are
+//! copied from there and stay. What it does not hold is read past it (O_DIRECT) where the file
+//! system can, else through it, and dropped again, at the end with what the kernel read ahead of
+//! its own accord. The file is never mapped to be read: one that is cut short while it is read is
+//! an Error, not a SIGBUS.
 class StoreFile {
  public:
   static constexpr int64_t kPieceBytes = 4 << 20;
 
-  //! Throws Error for what cannot be opened or is no regular file.
-  explicit StoreFile(const std::string& path);
+  //! Bytes [offset, offset + num_bytes). Throws Error for what cannot be opened, is no regular file
+  //! or ends before that.
+  StoreFile(const std::string& path, int64_t offset, int64_t num_bytes);
+  ~StoreFile();
 
   //! Of the open file.
   const FileStamp& stamp() const { return stamp_; }
 
-  //! Fills `to` (any alignment) with bytes [offset, offset + num_bytes) on the calling thread, in
-  //! pieces of kPieceBytes. Thread-safe: several threads are needed for a disk's whole speed.
-  //! Throws Error: the file ends before that, or the disk's error.
+  //! Fills `to` (any alignment) with bytes [offset, offset + num_bytes) of the file, on the calling
+  //! thread in pieces of kPieceBytes. Thread-safe: several threads are needed for a disk's whole
+  //! speed. Throws Error: the file ends before that, or the disk's error.
   void read(uint8_t* to, int64_t num_bytes, int64_t offset) const;
 
  private:
   void read_piece(uint8_t* to, int64_t begin, int64_t end) const;
-  void read_unknown(uint8_t* to, int64_t begin, int64_t end) const;
-  void read_past_cache(uint8_t* to, int64_t begin, int64_t end) const;
   int64_t read_straight(uint8_t* to, int64_t begin, int64_t end) const;
   int64_t read_bounced(uint8_t* to, int64_t begin, int64_t end) const;
+  const CachedPages& cached() const;
 
   File file_;
   std::optional<File> direct_;  //!< the same file past the page cache, where there is such a way
   FileStamp stamp_;
-  bool knows_cached_ = false;  //!< the kernel tells this user what is cached
+  int64_t begin_;
+  int64_t end_;
+  mutable std::once_flag asked_;
+  mutable std::optional<CachedPages> cached_;
 };
 
 }  // namespace engram

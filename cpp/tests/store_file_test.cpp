@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/store_file.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "doctest/doctest.h"
+#include "engram/error.h"
+#include "made_file.h"
+
+namespace engram {
+namespace {
+
+constexpr int64_t kMebi = 1 << 20;
+constexpr uid_t kNobody = 65534;
+
+std::vector<uint8_t> read_all(const StoreFile& file, int64_t offset, int64_t num_bytes) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(num_bytes));
+  file.read(bytes.data(), num_bytes, offset);
+  return bytes;
+}
+
+//! Brings a range into the page cache, with as little beside it as `alone` says.
+void warm(const MadeFile& file, int64_t begin, int64_t end, bool alone) {
+  const File reader(file.path());
+  if (alone) posix_fadvise(reader.handle(), 0, 0, POSIX_FADV_RANDOM);
+  std::vector<uint8_t> bytes(1 << 16);
+  for (int64_t at = begin; at < end; at += 1 << 16) {
+    reader.read(bytes.data(), std::min(int64_t{1 << 16}, end - at), at);
+  }
+}
+
+int64_t num_cached(const MadeFile& file) {
+  const std::vector<bool> cached = file.cached();
+  return std::count(cached.begin(), cached.end(), true);
+}
+
+//! What the kernel still reads ahead counts only once it is there.
+void wait_for_reading_ahead(const MadeFile& file) {
+  for (int64_t before = -1; before != num_cached(file);) {
+    before = num_cached(file);
+    usleep(50000);
+  }
+}
+
+//! Another effective user for a scope.
+class Becoming {
+ public:
+  explicit Becoming(uid_t user) { REQUIRE(seteuid(user) == 0); }
+  ~Becoming() { REQUIRE(seteuid(getuid()) == 0); }
+  Becoming(const Becoming&) = delete;
+  Becoming& operator=(const Becoming&) = delete;
+};
+
+TEST_CASE("a store file gives its bytes, cached or not, to memory of any alignment") {
+  constexpr int64_t kBytes = 9 * kMebi + 1234;
+  const MadeFile file(kBytes);
+  std::vector<uint8_t> memory(kBytes + 8192);
+  const auto base = reinterpret_cast<uintptr_t>(memory.data());
+  uint8_t* const aligned = memory.data() + (4096 - base % 4096);
+  for (const auto& [offset, num_bytes] : {std::pair{int64_t{0}, kBytes},
+                                          {1000, 5 * kMebi + 7},
+                                          {4096, 8192},
+                                          {4095, 2},
+                                          {8 * kMebi, kMebi + 1234},
+                                          {kBytes - 3, 3},
+                                          {77, 0}}) {
+    for (const int64_t phase : {int64_t{0}, int64_t{8}, offset % 4096}) {
+      for (const char* state : {"cold", "warm", "mixed"}) {
+        CAPTURE(offset);
+        CAPTURE(num_bytes);
+        CAPTURE(phase);
+        CAPTURE(state);
+        file.drop_cached();
+        if (*state != 'c') warm(file, *state == 'm' ? 2 * kMebi : 0, 3 * kMebi, true);
+        std::fill(memory.begin(), memory.end(), 0);
+        const StoreFile store(file.path(), offset, num_bytes);
+        store.read(aligned + phase, num_bytes, offset);
+        const std::vector<uint8_t> expected = MadeFile::made(offset, num_bytes);
+        CHECK(std::equal(expected.begin(), expected.end(), aligned + phase));
+        CHECK(aligned[phase + num_bytes] == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("reading a store file leaves the page cache as it was") {
+  constexpr int64_t kBytes = 48 * kMebi;
+  const MadeFile file(kBytes);
+  file.drop_cached();
+  if (num_cached(file) > 0) {
+    MESSAGE("skipped: this file system keeps all in memory");
+    return;
+  }
+  std::vector<std::pair<const char*, std::function<void()>>> states = {
+      {"nothing cached", [] {}},
+      {"all cached", [&] { warm(file, 0, kBytes, true); }},
+      {"parts cached",
+       [&] {
+         warm(file, 8 * kMebi, 12 * kMebi, true);
+         warm(file, 24 * kMebi, 32 * kMebi, true);
+       }},
+      {"cached with marks at which the kernel reads ahead",
+       [&] { warm(file, 0, 12 * kMebi, false); }},
+      // By page, as only the owner is told.
+      {"single pages cached", [&] {
+         for (int64_t at = 5 * kMebi; at < 20 * kMebi; at += 3 << 16)
+           warm(file, at, at + 8192, true);
+       }}};
+  std::vector<uid_t> users{geteuid()};
+  // Who neither owns a file nor may write to it is not told which of its pages are cached.
+  if (geteuid() == 0) users.push_back(kNobody);
+  for (const uid_t user : users) {
+    for (const auto& [name, warm_up] : states) {
+      CAPTURE(user);
+      CAPTURE(std::string(name));
+      file.drop_cached();
+      warm_up();
+      wait_for_reading_ahead(file);
+      const std::vector<bool> before = file.cached();
+      {
+        const Becoming other(user);
+        const StoreFile store(file.path(), 0, kBytes);
+        CHECK(read_all(store, 0, kBytes) == MadeFile::made(0, kBytes));
+      }
+      const std::vector<bool> after = file.cached();
+      // Asking itself may make the kernel read ahead, where it may only be asked by reading.
+      int64_t num_added = 0;
+      int64_t num_lost = 0;
+      for (size_t page = 0; page < after.size(); ++page) {
+        num_lost += before[page] && !after[page];
+        num_added += after[page] && !before[page];
+      }
+      CHECK(num_lost == 0);
+      CHECK(num_added * sysconf(_SC_PAGESIZE) <= (user == geteuid() ? 0 : 12 * kMebi));
+    }
+    states.pop_back();
+  }
+}
+
+TEST_CASE("what is no store file is refused") {
+  const MadeFile file(kMebi);
+  CHECK_THROWS_WITH_AS(StoreFile("/nowhere", 0, 1),
+                       "/nowhere: cannot read: No such file or directory", Error);
+  CHECK_THROWS_WITH_AS(StoreFile("/tmp", 0, 1), "/tmp: expected a regular file", Error);
+  CHECK_THROWS_WITH_AS(
+      StoreFile(file.path(), 1000, kMebi),
+      (file.path() + ": expected 1048576 bytes at offset 1000, found a file of 1048576 bytes")
+          .c_str(),
+      Error);
+}
+
+TEST_CASE("a store file that is cut short is an error") {
+  constexpr int64_t kBytes = 5 * kMebi;
+  for (const bool cached : {false, true}) {
+    const MadeFile file(kBytes);
+    const StoreFile store(file.path(), 0, kBytes);
+    if (!cached) file.drop_cached();
+    CHECK(read_all(store, 4096, 4096) == MadeFile::made(4096, 4096));
+    REQUIRE(ftruncate(file.handle(), kMebi + 10) == 0);
+    try {
+      read_all(store, 0, kBytes);
+      FAIL("expected an error");
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      CHECK(text.find(file.path() + ": expected ") == 0);
+      CHECK(text.find(" more bytes at offset 1048586, found the end") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a stamp tells a file from what it was") {
+  const MadeFile file(kMebi);
+  const FileStamp stamp = stamp_file(file.path());
+  CHECK(StoreFile(file.path(), 0, kMebi).stamp() == stamp);
+  CHECK_NOTHROW(check_stamp(stamp));
+  SUBCASE("written") {
+    usleep(20000);  // the clock of time stamps ticks that seldom
+    REQUIRE(pwrite(file.handle(), "x", 1, 0) == 1);
+  }
+  SUBCASE("longer") { REQUIRE(ftruncate(file.handle(), kMebi + 1) == 0); }
+  SUBCASE("replaced") {
+    const MadeFile other(kMebi);
+    REQUIRE(rename(other.path().c_str(), file.path().c_str()) == 0);
+  }
+  const std::string expected = file.path() + ": changed while it was loaded: expected 1048576";
+  try {
+    check_stamp(stamp);
+    FAIL("expected an error");
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()).substr(0, expected.size()) == expected);
+  }
+}
+
+}  // namespace
+}  // namespace engram
