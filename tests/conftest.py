@@ -13,7 +13,7 @@ import pytest
 import tensorrt_installs
 from kept_plans import keep_plans
 
-PARTS = ("gpu", "trt", "engine", "multiproc", "slow")
+PARTS = ("gpu", "gpus", "trt", "engine", "multiproc", "slow")
 
 
 @functools.cache
@@ -25,6 +25,14 @@ def why_no_gpu() -> str:
         return "the library is built for the CPU alone"
     driver = gpus.probe_driver()
     return driver.error or ("" if driver.gpus else "no CUDA device")
+
+
+def why_no_gpus() -> str:
+    """Empty where there are two, or where there is none."""
+    from trtllm_engram.runtime import gpus
+
+    one = not why_no_gpu() and len(gpus.probe_driver().gpus) < 2
+    return "one CUDA device" if one else ""
 
 
 def why_no_tensorrt() -> str:
@@ -49,12 +57,14 @@ def why_no_engine() -> str:
 
 NEEDS: dict[str, Callable[[], str]] = {
     "gpu": why_no_gpu,
+    "gpus": why_no_gpus,
     "trt": why_no_tensorrt,
     "engine": why_no_engine,
 }
 # How to run what needs them.
 COMMANDS = {
     "gpu": "`make test-gpu` on a machine with one runs them",
+    "gpus": "`make test-gpu` on a machine with two runs them",
     "trt": "`make tensorrt` brings it",
     "engine": "`.venv/bin/pip install 'trtllm-engram[tensorrt]'` brings it",
 }
