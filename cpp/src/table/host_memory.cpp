@@ -12,7 +12,6 @@
 #include "engram/error.h"
 #include "table/cumem.h"
 #include "table/memory_file.h"
-#include "table/points.h"
 
 namespace engram {
 namespace {
@@ -74,6 +73,7 @@ HostMemory HostMemory::create(const HostMemoryOptions& options, int64_t num_byte
   HostMemory memory = prepare(options, num_bytes, label);
   if (options.kind == MemoryKind::kCumem) {
     memory.take(CumemMemory::create(options.device, options.numa, num_bytes, label));
+    memory.descriptors_ = memory.cumem_->export_descriptors();
     return memory;
   }
   if (options.kind != MemoryKind::kPrivate) {
@@ -93,6 +93,7 @@ HostMemory HostMemory::attach(const HostMemoryOptions& options,
   HostMemory memory = prepare(options, num_bytes, label);
   if (options.kind == MemoryKind::kCumem) {
     memory.take(CumemMemory::attach(options.device, descriptors, num_bytes, label));
+    memory.descriptors_ = std::move(descriptors);  // an imported handle cannot be exported again
     return memory;
   }
   ENGRAM_CHECK(descriptors.size() == 1, label, ": expected 1 descriptor of memory \"",
@@ -120,7 +121,6 @@ void HostMemory::take(CumemMemory&& cumem) {
   cumem_ = std::make_unique<CumemMemory>(std::move(cumem));
   data_ = cumem_->data();
   mapped_bytes_ = cumem_->mapped_bytes();
-  descriptors_ = cumem_->export_descriptors();
 }
 
 void HostMemory::map() {
@@ -190,7 +190,6 @@ void HostMemory::swap(HostMemory& other) noexcept {
 
 HostMemory::~HostMemory() {
   if (reserved_ == nullptr) return;
-  ENGRAM_POINT("unbind.unmap");
   if (inherited_ || getpid() == owner_) {
     munmap(reserved_, static_cast<size_t>(reserved_bytes_));
     return;
@@ -222,7 +221,6 @@ void HostMemory::prefault(int64_t begin, int64_t end, const std::function<bool()
   ENGRAM_CHECK(access_ == Access::kReadWrite, label_,
                ": expected memory that this process may write, found a read-only mapping");
   if (options_.kind == MemoryKind::kCumem || begin == end) return;
-  ENGRAM_POINT("prefault.begin");
   const int64_t page = whole_pages(1, options_.pages);
   begin = begin / page * page;
   end = whole_pages(end, options_.pages);
@@ -230,7 +228,6 @@ void HostMemory::prefault(int64_t begin, int64_t end, const std::function<bool()
                                   "\" with pages \"", page_kind_name(options_.pages), "\"");
   populate_pages(data_ + begin, end - begin, options_.pages,
                  descriptors_.empty() ? -1 : descriptors_[0].get(), begin, what, cancelled);
-  ENGRAM_POINT("prefault.end");
 }
 
 void HostMemory::protect() {

@@ -10,7 +10,6 @@
 #include "cuda_support.h"
 #include "engram/error.h"
 #include "parallel.h"
-#include "table/points.h"
 
 // What the driver does (open-gpu-kernel-modules, kernel-open/nvidia/os-mlock.c):
 // os_lock_user_pages() pins with pin_user_pages() under the lock for reading of the address space,
@@ -79,7 +78,6 @@ Registration::Registration(HostMemory& memory, int device, const std::function<b
   // A fork copies every pinned page of private memory, at once.
   const bool inherited = memory.options().kind != MemoryKind::kPrivate;
   const auto begin = std::chrono::steady_clock::now();
-  ENGRAM_POINT("register.begin");
   try {
     memory.set_inherited(inherited);
     parallel_for(total, piece_bytes, num_threads(), [&](int64_t from, int64_t to) {
@@ -94,7 +92,6 @@ Registration::Registration(HostMemory& memory, int device, const std::function<b
                  what.c_str());
       registered_[static_cast<size_t>(from / piece_bytes)] = 1;
     });
-    ENGRAM_POINT("register.end");
     on_device(device);  // refuses what kernels could not read as one array
   } catch (...) {
     release();
@@ -131,7 +128,6 @@ const uint8_t* Registration::on_device(int device) const {
 
 void Registration::release() noexcept {
   if (registered_.empty() || getpid() != owner_) return;  // a forked child has no CUDA
-  ENGRAM_POINT("unbind.unregister");
   try {
     const DeviceGuard guard(device_);
     parallel_for(
