@@ -158,38 +158,6 @@ TEST_CASE("groups of one name follow one another") {
   check_all(ranks, "ok");
 }
 
-TEST_CASE("ranks that are threads of one process") {
-  const std::string name = new_name();
-  std::vector<std::string> texts(4);
-  std::vector<std::thread> threads;
-  const std::atomic<bool> cancelled{false};
-  for (int32_t rank = 0; rank < 4; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        Progress progress;
-        Group group(options_of(name, rank, 4), cancelled, &progress);
-        group.set_total_bytes(4000);
-        for (int round = 0; round < 3; ++round) exchange_files(group, round, 3);
-        group.exchange("work", [](Group::Work& work) {
-          std::vector<std::thread> helpers;
-          for (int i = 0; i < 4; ++i) helpers.emplace_back([&work] { work.add_bytes(250); });
-          for (std::thread& helper : helpers) helper.join();
-          return Group::Part{};
-        });
-        texts[static_cast<size_t>(rank)] = concat(progress.done, " of ", progress.total);
-        group.exchange("fail", [&](Group::Work& work) {
-          if (rank == 2) throw Error(ENGRAM_OUT_OF_MEMORY, "no room");
-          return endless(work);
-        });
-      } catch (const Error& error) {
-        texts[static_cast<size_t>(rank)] += concat(", ", error.what(), ", ", error.status());
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::string& text : texts) CHECK(text == "4000 of 4000, rank 2: no room, 5");
-}
-
 TEST_CASE("a group of one needs no socket and no thread") {
   std::atomic<bool> cancelled{false};
   Progress progress;
