@@ -51,11 +51,11 @@ enum class Access { kReadOnly, kReadWrite };
 //! NOTE: a Registration (registration.h) of it must end first.
 class HostMemory {
  public:
-  //! New memory, all zeros. Reserves an address range (and hugetlb pages), touches no page; nobody
-  //! can resize it (kMemfd is sealed). The NUMA policy holds for every process that touches it.
-  //! num_bytes > 0. `label` stands in errors and, for kMemfd, in /proc/PID/maps: the table's and
-  //! the array's name. Throws Error: ENGRAM_OUT_OF_MEMORY with numbers, ENGRAM_CUDA_UNAVAILABLE
-  //! and ENGRAM_CUDA_ERROR (kCumem).
+  //! New memory, all zeros (kCumem: as the driver gives it). Reserves an address range (and hugetlb
+  //! pages), touches no page; nobody can resize it (kMemfd is sealed). The NUMA policy holds for
+  //! every process that touches it. num_bytes > 0. `label` stands in errors and, for kMemfd, in
+  //! /proc/PID/maps: the table's and the array's name. Throws Error: ENGRAM_OUT_OF_MEMORY with
+  //! numbers, ENGRAM_CUDA_UNAVAILABLE and ENGRAM_CUDA_ERROR (kCumem).
   static HostMemory create(const HostMemoryOptions& options, int64_t num_bytes,
                            const std::string& label);
 
