@@ -55,6 +55,8 @@ class Rank:
         args = self._view(name)
         ids = torch.zeros((64, args.num_columns), dtype=torch.int32, device="cuda")
         out = torch.zeros((ids.numel(), packed_bytes(args)), dtype=torch.uint8, device="cuda")
+        self._run(args, ids, out, torch.cuda.current_stream().cuda_stream)  # loads the kernel
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._run(args, ids, out, torch.cuda.current_stream().cuda_stream)

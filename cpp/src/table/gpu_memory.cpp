@@ -8,7 +8,6 @@
 #include <array>
 #include <utility>
 
-#include "cuda_support.h"
 #include "engram/error.h"
 #include "table/parts.h"
 

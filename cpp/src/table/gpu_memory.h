@@ -11,12 +11,24 @@
 #include <vector>
 
 #include "cuda_driver.h"
+#include "cuda_support.h"
 #include "table/descriptor.h"
 
 namespace engram {
 
 //! "0000:1B:00.0": how the machine's processes all name a GPU. Throws Error.
 std::string pci_bus_id(int device);
+
+//! A scope on a device, with the context that the driver's functions want, in which graphs that
+//! other threads capture are left alone. Throws Error.
+class OnGpu {
+ public:
+  explicit OnGpu(int device) : guard_(device) { check_cuda(cudaFree(nullptr), "CUDA context"); }
+
+ private:
+  DeviceGuard guard_;
+  RelaxedCapture relaxed_;
+};
 
 //! Throws Error unless memory of the device can be created here and shared by descriptors, in
 //! granules of kGranuleBytes.

@@ -122,8 +122,7 @@ PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(devic
   const std::vector<Group::Part> granules = group.exchange("gpus", [&](Group::Work&) {
     require_cuda(std::max(device, 0));  // -1: what there is not is told
     check_can_share(device);
-    const DeviceGuard guard(device);
-    const RelaxedCapture relaxed;
+    const OnGpu gpu(device);
     granule = std::make_unique<Granule>(device, group.rank());
     Group::Part part;
     part.data = {{"gpu", pci_bus_id(device)}};
@@ -134,8 +133,7 @@ PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(devic
     bus_ids_.push_back(part.data.at("gpu").get<std::string>());
   }
   const std::vector<Group::Part> rooms = group.exchange("peers", [&](Group::Work&) {
-    const DeviceGuard guard(device);
-    const RelaxedCapture relaxed;
+    const OnGpu gpu(device);
     const std::string text = unreadable(granules, my_rank, device);
     if (!text.empty()) {
       throw Error(ENGRAM_CUDA_ERROR,

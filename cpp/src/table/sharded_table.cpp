@@ -41,8 +41,7 @@ class ShardedArray::Mapping {
     const size_t batch = std::max<size_t>(1, kMaxDescriptors / runs_.size());
     for (size_t first = 0; first < most_runs; first += batch) share(group, first, first + batch);
     group.exchange("access", [&](Group::Work&) {
-      const DeviceGuard guard(device);
-      const RelaxedCapture relaxed;
+      const OnGpu gpu(device);
       allow(device);
       return Group::Part{};
     });
@@ -66,8 +65,7 @@ class ShardedArray::Mapping {
   //! Creates this rank's runs [first, last), as far as there are, and maps those of all ranks.
   void share(Group& group, size_t first, size_t last) {
     const std::vector<Group::Part> shared = group.exchange("allocate", [&](Group::Work&) {
-      const DeviceGuard guard(device);
-      const RelaxedCapture relaxed;
+      const OnGpu gpu(device);
       if (addresses_ == nullptr) {
         addresses_ = std::make_unique<GpuAddresses>(parts.mapped_bytes(), label_);
       }
@@ -82,8 +80,7 @@ class ShardedArray::Mapping {
       return part;
     });
     group.exchange("map", [&](Group::Work&) {
-      const DeviceGuard guard(device);
-      const RelaxedCapture relaxed;
+      const OnGpu gpu(device);
       for (size_t other = 0; other < shared.size(); ++other) {
         if (static_cast<int>(other) != rank) map(shared[other].fds, runs_[other], first);
       }
@@ -134,8 +131,7 @@ void ShardedArray::load(const SourceReader& reader, int64_t first_byte, bool ver
 
 const uint8_t* ShardedArray::on_device(int device) {
   require_cuda(device);
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
+  const OnGpu gpu(device);
   mapping_->allow(device);
   return mapping_->data();
 }
