@@ -29,6 +29,7 @@ CudaDriver find_all() {
   CudaDriver driver{};
   find("cuGetErrorName", &driver.get_error_name);
   find("cuGetErrorString", &driver.get_error_string);
+  find("cuCtxGetCurrent", &driver.ctx_get_current);
   find("cuDeviceGetAttribute", &driver.device_get_attribute);
   find("cuMemAddressReserve", &driver.mem_address_reserve);
   find("cuMemAddressFree", &driver.mem_address_free);

@@ -14,6 +14,7 @@ namespace engram {
 struct CudaDriver {
   PFN_cuGetErrorName_v6000 get_error_name;
   PFN_cuGetErrorString_v6000 get_error_string;
+  PFN_cuCtxGetCurrent_v4000 ctx_get_current;
   PFN_cuDeviceGetAttribute_v2000 device_get_attribute;
   PFN_cuMemAddressReserve_v10020 mem_address_reserve;
   PFN_cuMemAddressFree_v10020 mem_address_free;

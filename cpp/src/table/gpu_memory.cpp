@@ -36,6 +36,17 @@ void check_attribute(int device, CUdevice_attribute attribute, const char* what)
 
 }  // namespace
 
+OnGpu::OnGpu(int device) {
+  CUcontext context = nullptr;
+  check_driver(cuda_driver().ctx_get_current(&context), "current CUDA context");
+  if (context != nullptr) {
+    guard_.emplace(device);
+  } else {
+    check_cuda(cudaSetDevice(device), "CUDA device");
+  }
+  check_cuda(cudaFree(nullptr), "CUDA context");
+}
+
 std::string pci_bus_id(int device) {
   std::array<char, 32> text{};
   check_cuda(cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device),
@@ -106,7 +117,7 @@ GpuAddresses::~GpuAddresses() {
   const RelaxedCapture relaxed;
   try {
     for (const int device : devices_) {
-      const DeviceGuard guard(device);
+      const OnGpu gpu(device);
       // NOTE: unlike cudaFree, an unmapping does not wait for what still reads.
       cudaDeviceSynchronize();
     }

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,13 +21,14 @@ namespace engram {
 std::string pci_bus_id(int device);
 
 //! A scope on a device, with the context that the driver's functions want, in which graphs that
-//! other threads capture are left alone. Throws Error.
+//! other threads capture are left alone. A thread that has chosen no GPU stays on this one: to set
+//! it back would make a context (GPU memory) on the first GPU. Throws Error.
 class OnGpu {
  public:
-  explicit OnGpu(int device) : guard_(device) { check_cuda(cudaFree(nullptr), "CUDA context"); }
+  explicit OnGpu(int device);
 
  private:
-  DeviceGuard guard_;
+  std::optional<DeviceGuard> guard_;
   RelaxedCapture relaxed_;
 };
 

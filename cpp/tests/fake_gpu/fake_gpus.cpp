@@ -43,6 +43,11 @@ std::map<CUdeviceptr, size_t> reserved;
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
+CUresult ctx_get_current(CUcontext* context) {
+  *context = nullptr;
+  return CUDA_SUCCESS;
+}
+
 CUresult device_get_attribute(int* value, CUdevice_attribute, CUdevice) {
   *value = machine().shares ? 1 : 0;
   return CUDA_SUCCESS;
@@ -206,6 +211,7 @@ void* driver_function(const std::string& name) {
   static const std::map<std::string, void*> functions{
       {"cuGetErrorName", address_of(get_error_name)},
       {"cuGetErrorString", address_of(get_error_string)},
+      {"cuCtxGetCurrent", address_of(ctx_get_current)},
       {"cuDeviceGetAttribute", address_of(device_get_attribute)},
       {"cuMemAddressReserve", address_of(mem_address_reserve)},
       {"cuMemAddressFree", address_of(mem_address_free)},
