@@ -115,25 +115,38 @@ TEST_CASE("a bad block is told with its place and both sums") {
         loading.file.path() + ": engram.1.values: expected 3 block sums to verify, found 0");
 }
 
-TEST_CASE("loading ends soon after it is cancelled, or after any thread's error") {
+TEST_CASE("loading ends soon after it is cancelled") {
   Loading loading;
-  const Loader loader({&loading.source});
   std::atomic<int> calls{0};
   std::atomic<int64_t> done{0};
-  const auto count = [&](int64_t num_bytes) { done += num_bytes; };
-  CHECK(message([&] {
-          loader.run(
-              loading.targets(),
-              {.num_threads = 3, .cancelled = [&] { return ++calls > 5; }, .add_bytes = count});
-        }) == "loading was cancelled");
+  const LoadOptions options{.num_threads = 3,
+                            .cancelled = [&] { return ++calls > 5; },
+                            .add_bytes = [&](int64_t num_bytes) { done += num_bytes; }};
+  CHECK(message([&] { Loader({&loading.source}).run(loading.targets(), options); }) ==
+        "loading was cancelled");
   CHECK(done <= 5 * StoreFile::kPieceBytes);
+}
 
-  done = 0;
-  REQUIRE(ftruncate(loading.file.handle(), kOffset) == 0);
-  CHECK(message([&] {
-          loader.run(loading.targets(), {.num_threads = 3, .add_bytes = count});
-        }).find("found the end") != std::string::npos);
-  CHECK(done == 0);
+TEST_CASE("loading ends soon after any thread's error, which is the one that is told") {
+  Loading loading;
+  const Loader loader({&loading.source});
+  REQUIRE(ftruncate(loading.file.handle(), kOffset + 2 * kBlockBytes + 5) == 0);
+  std::atomic<int> threads{0};
+  std::atomic<int64_t> done{0};
+  const auto slowly = [&](int64_t num_bytes) {
+    done += num_bytes;
+    while (threads < 3) usleep(1000);  // the one that fails has begun
+    usleep(20000);
+  };
+  const LoadOptions options{.verify = true,
+                            .num_threads = 3,
+                            .cancelled = [&] { return ++threads < 0; },
+                            .add_bytes = slowly};
+  const std::string text = message([&] { loader.run(loading.targets(), options); });
+  CAPTURE(text);
+  CHECK(text.find(loading.file.path()) == 0);
+  CHECK(text.find(" more bytes at offset 134218733, found the end") != std::string::npos);
+  CHECK(done < 2 * kBlockBytes);
   CHECK(message([&] {
           loader.check_unchanged();
         }).find(loading.file.path() + ": changed while it was loaded") == 0);

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/store_file.h"
 
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <functional>
 #include <utility>
 
 #include "doctest/doctest.h"
 #include "engram/error.h"
 #include "made_file.h"
+#include "refused_calls.h"
 
 namespace engram {
 namespace {
@@ -139,6 +145,55 @@ TEST_CASE("reading a store file leaves the page cache as it was") {
     }
     states.pop_back();
   }
+}
+
+TEST_CASE("a store file is read by the means that there are") {
+  constexpr int64_t kBytes = 16 * kMebi + 77;
+  constexpr uint32_t kCachestat = 451;
+  const RefusedCall no_direct{SYS_openat, 2, O_DIRECT, EINVAL};
+  const RefusedCall no_cachestat{kCachestat, 0, 0, ENOSYS};
+  const RefusedCall no_mincore{SYS_mincore, 0, 0, ENOSYS};
+  const RefusedCall no_nowait{SYS_preadv2, 5, RWF_NOWAIT, EOPNOTSUPP};
+  const MadeFile file(kBytes);
+  for (const std::vector<RefusedCall>& refused : {std::vector{no_direct},
+                                                  {no_cachestat},
+                                                  {no_direct, no_cachestat},
+                                                  {no_mincore},
+                                                  {no_cachestat, no_mincore},
+                                                  {no_cachestat, no_mincore, no_nowait}}) {
+    CAPTURE(refused.size());
+    CAPTURE(refused.front().number);
+    file.drop_cached();
+    warm(file, 4 * kMebi, 12 * kMebi, true);
+    const std::vector<bool> before = file.cached();
+    const bool ran = run_with_refused(refused, [&] {
+      const StoreFile store(file.path(), 0, kBytes);
+      CHECK(read_all(store, 0, kBytes) == MadeFile::made(0, kBytes));
+      // Not only at the end: the cache must not grow while a table is loaded.
+      if (refused.front().number == no_direct.number) CHECK(file.cached() == before);
+    });
+    if (!ran) MESSAGE("skipped: no system call can be refused here");
+    CAPTURE(num_cached(file));
+    CHECK(file.cached() == before);
+  }
+}
+
+TEST_CASE("a store file fills memory that disks may not write to, as drivers' is") {
+  constexpr int64_t kBytes = 2 * kMebi;
+  const auto secret = static_cast<int>(syscall(SYS_memfd_secret, 0));
+  if (secret < 0) {
+    MESSAGE("skipped: no memfd_secret here");
+    return;
+  }
+  REQUIRE(ftruncate(secret, kBytes) == 0);
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, secret, 0);
+  close(secret);
+  REQUIRE(memory != MAP_FAILED);
+  const MadeFile file(kBytes);
+  file.drop_cached();
+  StoreFile(file.path(), 0, kBytes).read(static_cast<uint8_t*>(memory), kBytes, 0);
+  CHECK(memcmp(memory, MadeFile::made(0, kBytes).data(), kBytes) == 0);
+  munmap(memory, kBytes);
 }
 
 TEST_CASE("what is no store file is refused") {

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "engram/row.h"
 #include "parallel.h"
@@ -48,22 +47,26 @@ bool find_cached(int handle, int64_t begin, int64_t end, std::vector<unsigned ch
   return found;
 }
 
+//! A place that no page of a file is near.
+int64_t place_behind(int handle) {
+  struct stat status{};
+  if (fstat(handle, &status) != 0) return 0;
+  return ceil_div(status.st_size + kPastTheEnd, page_bytes()) * page_bytes();
+}
+
 //! Whether mincore tells the truth: to who may not ask, all is cached, what lies behind a file's
 //! end too.
 bool may_ask(int handle) {
-  struct stat status{};
-  if (fstat(handle, &status) != 0) return false;
-  const int64_t behind = ceil_div(status.st_size + kPastTheEnd, page_bytes()) * page_bytes();
+  const int64_t behind = place_behind(handle);
   std::vector<unsigned char> cached;
   return find_cached(handle, behind, behind + page_bytes(), cached) && (cached[0] & 1) == 0;
 }
 
-//! 1: cached, 0: not, and the kernel reads it now; -1: the file system cannot say.
-int probe(int handle, int64_t page) {
+//! As pread(2) of one byte, but only if that is cached; if not, the kernel begins to read its page.
+ssize_t probe(int handle, int64_t place) {
   char byte;
   const iovec one{&byte, 1};
-  if (preadv2(handle, &one, 1, page * page_bytes(), RWF_NOWAIT) >= 0) return 1;
-  return errno == EAGAIN ? 0 : -1;
+  return preadv2(handle, &one, 1, place, RWF_NOWAIT);
 }
 
 }  // namespace
@@ -71,9 +74,9 @@ int probe(int handle, int64_t page) {
 CachedPages::CachedPages(int handle, int64_t begin, int64_t end)
     : handle_(handle), first_(begin / page_bytes()), last_(ceil_div(end, page_bytes())) {
   bits_.resize(static_cast<size_t>(ceil_div(last_ - first_, kBits)));
-  means_ = may_ask(handle)              ? Means::kMincore
-           : probe(handle, first_) >= 0 ? Means::kProbes
-                                        : Means::kNone;
+  means_ = may_ask(handle)                            ? Means::kMincore
+           : probe(handle, place_behind(handle)) == 0 ? Means::kProbes
+                                                      : Means::kNone;
   if (means_ == Means::kNone) return;
   parallel_for(last_ - first_, kAskedBytes / page_bytes(), 0,
                [&](int64_t from, int64_t to) { ask(first_ + from, first_ + to); });
@@ -95,7 +98,9 @@ void CachedPages::ask(int64_t first, int64_t last) {
   const int64_t stretch = kStretchBytes / page_bytes();
   for (int64_t from = first; from < last; from += stretch) {
     const int64_t to = std::min(from + stretch, last);
-    if (probe(handle_, from) != 1 && probe(handle_, to - 1) != 1) continue;
+    const bool is_there =
+        probe(handle_, from * page_bytes()) == 1 || probe(handle_, (to - 1) * page_bytes()) == 1;
+    if (!is_there) continue;
     for (int64_t page = from; page < to; ++page) set_cached(page);
   }
 }
