@@ -245,7 +245,7 @@ class Binding {
         const bool verify = table.options().verify;
         for (ArrayBuild& array : table.arrays()) {
           if (array.sharded)
-            array.sharded->load(*array.reader, 0, verify, cancelled(work), add_bytes);
+            array.sharded->load(*array.reader, verify, cancelled(work), add_bytes);
           // A process alone loads it once a GPU asks.
           if (array.device && seat_.size > 1) {
             array.device->load(seat_.device, cancelled(work), add_bytes);

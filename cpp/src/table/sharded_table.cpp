@@ -107,18 +107,17 @@ class ShardedArray::Mapping {
 ShardedArray::ShardedArray(Group& group, const PeerGpus& gpus, Parts parts, std::string label)
     : mapping_(std::make_unique<Mapping>(group, gpus, std::move(parts), std::move(label))) {}
 
-void ShardedArray::load(const SourceReader& reader, int64_t first_byte, bool verify,
+void ShardedArray::load(const SourceReader& reader, bool verify,
                         const std::function<bool()>& cancelled,
                         const std::function<void(int64_t)>& add_bytes) {
   const Source& source = reader.source();
-  ENGRAM_CHECK(first_byte >= 0 && parts().num_bytes() <= source.file.num_bytes - first_byte,
-               source.name, ": expected at least ", parts().num_bytes(), " bytes from byte ",
-               first_byte, " on, found ", source.file.num_bytes, " in all");
+  ENGRAM_CHECK(parts().num_bytes() == source.file.num_bytes, source.name, ": expected ",
+               parts().num_bytes(), " bytes, found ", source.file.num_bytes);
   std::vector<UploadRange> ranges;
   for (const Parts::Run& run : parts().runs()) {
     if (run.rank != mapping_->rank) continue;
     const int64_t end = std::min(run.end, parts().num_bytes());
-    ranges.push_back({first_byte + run.begin, first_byte + end, mapping_->data() + run.begin});
+    ranges.push_back({run.begin, end, mapping_->data() + run.begin});
   }
   UploadOptions options;
   options.device = mapping_->device;
@@ -151,7 +150,7 @@ ShardedArray::ShardedArray(Group&, const PeerGpus& gpus, Parts parts, std::strin
   require_cuda(gpus.device());
 }
 
-void ShardedArray::load(const SourceReader&, int64_t, bool, const std::function<bool()>&,
+void ShardedArray::load(const SourceReader&, bool, const std::function<bool()>&,
                         const std::function<void(int64_t)>&) {}
 
 const uint8_t* ShardedArray::on_device(int) { return nullptr; }

@@ -5,7 +5,7 @@
 //!
 //!     const PeerGpus gpus(group, device, part_bytes);        // collective, before anything else
 //!     ShardedArray values(group, gpus, parts, "engram.1.values");                   // collective
-//!     group.exchange("load", [&](Group::Work& work) { values.load(reader, 0, ...); ... });
+//!     group.exchange("load", [&](Group::Work& work) { values.load(reader, ...); ... });
 //!
 //! Collective: every rank of the group calls it, in the same order and with equal arguments but for
 //! `device`; the Error of one rank is thrown on all of them. After the last collective call nothing
@@ -57,12 +57,11 @@ class ShardedArray final : public TableArray {
 
   //! Fills this rank's part; not collective, so that one exchange may fill many arrays. Other
   //! ranks' parts are there once that exchange is over.
-  //! first_byte: where in the source the array's byte 0 is (0 but for the heads layout).
   //! verify: checks every block that the part touches against the source's sums (a source by
   //! formula has none). add_bytes: what is done since the last call; parts().filled_bytes(rank) in
   //! all. Both functions may be empty.
-  void load(const SourceReader& reader, int64_t first_byte, bool verify,
-            const std::function<bool()>& cancelled, const std::function<void(int64_t)>& add_bytes);
+  void load(const SourceReader& reader, bool verify, const std::function<bool()>& cancelled,
+            const std::function<void(int64_t)>& add_bytes);
 
   //! Address for kernels of `device`, the rank's GPU or another of this process that can read all
   //! of the group's GPUs. Thread-safe; lives as long as this object.

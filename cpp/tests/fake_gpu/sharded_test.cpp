@@ -10,6 +10,7 @@
 #include "table/group.h"
 #include "table/load.h"
 #include "table/sharded_table.h"
+#include "table/upload.h"
 
 namespace engram {
 namespace {
@@ -89,7 +90,7 @@ void load(Group& group, ShardedArray& array, const Source& source, bool verify) 
     int64_t done = 0;
     std::mutex mutex;
     array.load(
-        reader, 0, verify, [&] { return work.cancelled(); },
+        reader, verify, [&] { return work.cancelled(); },
         [&](int64_t count) {
           const std::lock_guard lock(mutex);
           done += count;
@@ -291,19 +292,18 @@ TEST_CASE("tables of more columns than descriptors may travel at a time") {
   CHECK(lines == std::vector<std::string>(2, "260 runs, 0 wrong"));
 }
 
-TEST_CASE("heads: a rank keeps its columns' rows alone") {
+TEST_CASE("heads: a rank's columns alone are uploaded") {
   const File file;
   see_only(kGpus[0]);
   for (int rank = 0; rank < 3; ++rank) {
     const HeadSplit split = split_heads(kColumns, rank, 3);
-    const int64_t first_byte = split.first_row * kRowBytes;
-    std::atomic<bool> cancelled{false};
-    Group alone(group_options(0, 1), cancelled);
-    const Parts parts({split.num_rows}, kRowBytes, 1);
-    const PeerGpus gpus(alone, 0, parts.part_bytes(0));
-    ShardedArray array(alone, gpus, parts, "heads");
-    array.load(SourceReader(file.source()), first_byte, true, {}, {});
-    CHECK(num_wrong(array.on_device(0), split.num_rows * kRowBytes, first_byte) == 0);
+    const int64_t begin = split.first_row * kRowBytes;
+    const int64_t num_bytes = split.num_rows * kRowBytes;
+    for (const Source& source : {file.source(), formula_source()}) {
+      std::vector<uint8_t> bytes(static_cast<size_t>(num_bytes));
+      upload(SourceReader(source), {{begin, begin + num_bytes, bytes.data()}}, {.verify = true});
+      CHECK(num_wrong(bytes.data(), num_bytes, begin) == 0);
+    }
   }
 }
 
@@ -312,9 +312,9 @@ TEST_CASE("sources and groups that do not fit an array are refused") {
   const Bound bound(0, 1, formula_source());
   Source shorter = formula_source();
   shorter.file.num_bytes -= 1;
-  CHECK_THROWS_WITH_AS(bound.array->load(SourceReader(shorter), 0, false, {}, {}),
-                       concat("engram.1.values: expected at least ", num_bytes_of(kColumns),
-                              " bytes from byte 0 on, found ", shorter.file.num_bytes, " in all")
+  CHECK_THROWS_WITH_AS(bound.array->load(SourceReader(shorter), false, {}, {}),
+                       concat("engram.1.values: expected ", num_bytes_of(kColumns),
+                              " bytes, found ", shorter.file.num_bytes)
                            .c_str(),
                        Error);
   std::atomic<bool> cancelled{false};
