@@ -214,7 +214,7 @@ def test_a_bad_block_is_every_ranks_error(tmp_path: Path) -> None:
     with started("one", 2, store, **SHARDED, verify=True) as ranks:
         for error in errors_of(ranks):
             assert "block 1 of engram.1.values (bytes" in error
-            assert error.startswith("rank ")
+            assert error.startswith("tables: rank ")
 
 
 @pytest.mark.gpu
