@@ -113,6 +113,13 @@ class Signal {
     write_.reset(ends[1]);
   }
   void set() const { static_cast<void>(!write(write_.get(), "x", 1)); }
+  //! Waits until it has been set so often; not for who else waits for it.
+  bool wait_times(int times) const {
+    for (char byte; times > 0 && wait();) {
+      if (read(read_.get(), &byte, 1) == 1) --times;
+    }
+    return times == 0;
+  }
   bool wait(double seconds = 20) const {
     pollfd entry{.fd = read_.get(), .events = POLLIN};
     return poll(&entry, 1, static_cast<int>(seconds * 1000)) > 0;
