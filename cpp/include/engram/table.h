@@ -127,19 +127,17 @@ class TableRegistry {
   //! The same, but throws Error, naming what was looked for and what there is.
   std::shared_ptr<const Table> require(const std::string& name);
   //! Of the bind call that runs, if any.
-  BindState& state() { return *state_; }
+  static BindState& state();
   //! Names and their tables now.
   TablesByName tables() const;
 
  private:
-  TableRegistry();
-  ~TableRegistry();
+  TableRegistry() = default;
   void refuse_bound(const Bindings& bindings) const;
   //! Adds names, by who holds loading_mutex_.
   void load(const Bindings& bindings, const GroupOptions& group);
   void bind_environment();
 
-  std::unique_ptr<BindState> state_;
   mutable std::mutex mutex_;
   //! Held while tables load, which takes minutes; other names are found meanwhile.
   std::mutex loading_mutex_;

@@ -67,10 +67,11 @@ class Binding {
   Binding(const Bindings& bindings, const GroupOptions& options, BindState& state)
       : settings_(bindings.group),
         timeout_s_(options.timeout_s),
-        device_(choose_device(options.rank)),
         group_(options, state.cancelled, &state.progress) {
     seat_ = {.group = options.name, .rank = group_.rank(), .size = group_.size()};
     for (const auto& [name, table] : bindings.tables) tables_.emplace_back(name, table);
+    if (uses_gpu()) seat_.device = choose_device(seat_.rank);
+    if (seat_.device >= 0) seat_.gpu_node = gpu_node(seat_.device);
   }
 
   TablesByName run(const std::function<void()>& check) {
@@ -93,23 +94,36 @@ class Binding {
     return [&work] { return work.cancelled(); };
   }
 
+  std::vector<Group::Part> exchange(const char* phase,
+                                    const std::function<Group::Part(Work&)>& fn) {
+    return group_.exchange(phase, [&](Work& work) {
+      use_device();
+      return fn(work);
+    });
+  }
+
   //! An exchange of nothing but that all have done it.
-  template <typename Fn>
-  void together(const char* phase, const Fn& fn) {
-    group_.exchange(phase, [&](Work& work) {
+  void together(const char* phase, const std::function<void(Work&)>& fn) {
+    exchange(phase, [&](Work& work) {
       fn(work);
       return Group::Part{.data = json::object(), .fds = {}};
     });
   }
 
+  //! For the thread of an exchange: one that has chosen no GPU would be set back to the first one,
+  //! which makes a context (GPU memory) there, for each rank.
+  void use_device() const {
+#if ENGRAM_CUDA
+    if (seat_.size > 1 && seat_.device >= 0) {
+      check_cuda(cudaSetDevice(seat_.device), "CUDA device");
+    }
+#endif
+  }
+
   void vote(const std::function<void()>& check) {
-    const auto parts = group_.exchange("vote", [&](Work& work) {
+    const auto parts = exchange("vote", [&](Work& work) {
       check();
       for (TableBuild& table : tables_) table.read(seat_);
-      if (uses_gpu()) {
-        seat_.device = device_;
-        seat_.gpu_node = device_ < 0 ? -1 : gpu_node(device_);
-      }
       open_sources();
       ask_for_kept(work);
       Vote mine{.node = current_node(),
@@ -123,8 +137,8 @@ class Binding {
     for (const Group::Part& part : parts) votes_.push_back(vote_from_json(part.data));
   }
 
-  //! A process alone that only reads tables on its CPU is not to make a CUDA context: its host
-  //! memory is registered once a GPU asks for it.
+  //! A process alone that reads tables on its CPU is to leave CUDA alone: host memory is registered
+  //! once a GPU asks for it.
   bool uses_gpu() {
     if (group_.size() > 1) return true;
     for (TableBuild& table : tables_) {
@@ -187,7 +201,7 @@ class Binding {
   }
 
   void allocate() {
-    auto parts = group_.exchange("allocate", [&](Work&) {
+    auto parts = exchange("allocate", [&](Work&) {
       Group::Part part{.data = json::object(), .fds = {}};
       for (TableBuild& table : tables_) table.create(seat_, &part);
       ENGRAM_POINT("allocate.send");
@@ -244,8 +258,7 @@ class Binding {
       for (TableBuild& table : tables_) {
         const bool verify = table.options().verify;
         for (ArrayBuild& array : table.arrays()) {
-          if (array.sharded)
-            array.sharded->load(*array.reader, verify, cancelled(work), add_bytes);
+          if (array.sharded) array.sharded->load(*array.reader, verify, cancelled(work), add_bytes);
           // A process alone loads it once a GPU asks.
           if (array.device && seat_.size > 1) {
             array.device->load(seat_.device, cancelled(work), add_bytes);
@@ -303,21 +316,29 @@ class Binding {
   }
 
   TablesByName finish(double load_seconds) {
-    const auto parts = group_.exchange("pages", [&](Work&) {
+    const auto parts = exchange("pages", [&](Work&) {
       json data = json::object();
-      for (const TableBuild& table : tables_) data[table.name()] = table.huge_bytes(seat_);
+      for (const TableBuild& table : tables_) {
+        const PageShare share = table.page_share();
+        data[table.name()] = {share.huge_bytes, share.resident_bytes};
+      }
       return Group::Part{.data = std::move(data), .fds = {}};
     });
     TablesByName tables;
     together("end", [&](Work&) {
       for (TableBuild& table : tables_) {
-        int64_t huge_bytes = 0;
+        // Of what each rank has mapped, since ranks that a GPU reads for have all of it mapped.
+        int64_t huge = 0, resident = 0;
         if (table.fills(table.arrays()[0]) || table.fills(table.arrays()[1])) {
           for (const int rank : table.copy(seat_).members) {
-            huge_bytes += parts[static_cast<size_t>(rank)].data.at(table.name()).get<int64_t>();
+            const json& share = parts[static_cast<size_t>(rank)].data.at(table.name());
+            huge += share.at(0).get<int64_t>();
+            resident += share.at(1).get<int64_t>();
           }
         }
-        tables.emplace(table.name(), table.finish(seat_, huge_bytes, load_seconds));
+        const double huge_share =
+            resident > 0 ? static_cast<double>(huge) / static_cast<double>(resident) : 0;
+        tables.emplace(table.name(), table.finish(seat_, huge_share, load_seconds));
       }
     });
     ENGRAM_POINT("bind.done");
@@ -326,7 +347,6 @@ class Binding {
 
   const GroupSettings settings_;
   const double timeout_s_;
-  const int device_;
   Group group_;
   Seat seat_;
   std::list<TableBuild> tables_;  // sources have addresses

@@ -85,6 +85,9 @@ void Keeper::run(const TablesByName& tables, const std::atomic<bool>& stop) {
       if (auto connection = listener_.accept(deadline_after(0))) {
         ENGRAM_POINT("keeper.accepted");
         clients_.push_back({std::move(*connection)});
+      } else if (!listener_.turned_away().empty()) {
+        log(LogLevel::kWarning,
+            concat("keeper '", name_, "': ", listener_.turned_away(), " was turned away"));
       }
     }
   }

@@ -39,7 +39,6 @@ class Keeper {
     Connection connection;
     bool attached = false;
   };
-  void accept(const TablesByName& tables);
   //! False: the connection is to be closed.
   bool serve(Client& client, const TablesByName& tables);
   Message answer(const nlohmann::json& request, const TablesByName& tables) const;

@@ -100,6 +100,7 @@ void ask(const Address& address, const Wanted& wanted, bool write, Deadline dead
   std::string passed_over;
   std::optional<Connection> found = try_connect(address, &passed_over);
   if (!found) {
+    remove_stale(address);
     refuse(concat(where, ": expected it to listen, found nobody of this user",
                   passed_over.empty() ? "" : ", but " + passed_over));
   }
@@ -115,6 +116,7 @@ void ask(const Address& address, const Wanted& wanted, bool write, Deadline dead
     connection->send({.data = std::move(request), .fds = {}}, deadline);
     answer = wait_for_answer(*connection, where, deadline, cancelled);
   } catch (const Disconnected&) {
+    remove_stale(address);
     throw Error(ENGRAM_INTERNAL_ERROR, where + ": ended before it had answered");
   }
   const json& data = answer.data;

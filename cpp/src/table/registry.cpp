@@ -44,9 +44,10 @@ TableView Table::from_first_row(TableView arrays) const {
   return arrays;
 }
 
-TableRegistry::TableRegistry() : state_(std::make_unique<BindState>()) {}
-
-TableRegistry::~TableRegistry() = default;
+BindState& TableRegistry::state() {
+  static constinit BindState state;  // there before any signal comes
+  return state;
+}
 
 TableRegistry& TableRegistry::instance() {
   require_first_copy();
@@ -72,14 +73,14 @@ void TableRegistry::refuse_bound(const Bindings& bindings) const {
 
 void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
   if (bindings.tables.empty()) return;
-  state_->cancelled = false;
-  state_->progress.done = 0;
+  state().cancelled = false;
+  state().progress.done = 0;
   const auto rest = [this] {
-    state_->progress.total = 0;
-    state_->progress.done = 0;
+    state().progress.total = 0;
+    state().progress.done = 0;
   };
   try {
-    TablesByName loaded = bind_tables(bindings, group, *state_, [&] { refuse_bound(bindings); });
+    TablesByName loaded = bind_tables(bindings, group, state(), [&] { refuse_bound(bindings); });
     const std::lock_guard lock(mutex_);
     tables_.merge(loaded);
   } catch (...) {
@@ -91,7 +92,7 @@ void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
 
 void TableRegistry::serve(const Bindings& bindings, const std::string& name,
                           const std::string& socket) {
-  state_->stop_serving = false;
+  state().stop_serving = false;
   for (const auto& [table, options] : bindings.tables) {
     ENGRAM_CHECK(options.placement == Placement::kHost && options.scales == Placement::kHost &&
                      !options.keeper && options.memory != MemoryKind::kPrivate,
@@ -116,7 +117,7 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
     for (const auto& [table, held] : served) tables_.erase(table);
   };
   try {
-    keeper.run(served, state_->stop_serving);
+    keeper.run(served, state().stop_serving);
   } catch (...) {
     free_names();
     throw;

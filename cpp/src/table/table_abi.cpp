@@ -84,14 +84,14 @@ engram_status engram_table_progress(int64_t* done, int64_t* total) {
   return guard([&] {
     check_array(done, "done");
     check_array(total, "total");
-    const Progress& progress = TableRegistry::instance().state().progress;
+    const Progress& progress = TableRegistry::state().progress;
     *total = progress.total.load();
     *done = progress.done.load();
   });
 }
 
 engram_status engram_table_cancel() {
-  return guard([] { TableRegistry::instance().state().cancelled = true; });
+  return guard([] { TableRegistry::state().cancelled = true; });
 }
 
 engram_status engram_table_unbind(const char* name) {
@@ -147,7 +147,7 @@ engram_status engram_tables_serve(const char* toml, const char* folder, const ch
 }
 
 engram_status engram_tables_stop() {
-  return guard([] { TableRegistry::instance().state().stop_serving = true; });
+  return guard([] { TableRegistry::state().stop_serving = true; });
 }
 
 engram_status engram_set_log(engram_log_function function) {

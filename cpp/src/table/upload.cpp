@@ -111,12 +111,14 @@ class FileUpload {
       : reader_(reader), ranges_(ranges), options_(options) {}
 
   void run() {
+    const DeviceGuard guard(options_.device);
     const std::vector<UploadUnit> units =
         upload_units(ranges_, reader_.source().file.num_bytes, options_.verify);
     const int num_threads = options_.num_threads > 0 ? options_.num_threads : loader_threads(1);
     parallel_for(static_cast<int64_t>(units.size()), 1, num_threads, [&](int64_t unit, int64_t) {
       try {
-        const DeviceGuard guard(options_.device);
+        // NOTE: no DeviceGuard: setting a new thread back makes a context on the first device.
+        check_cuda(cudaSetDevice(options_.device), "CUDA device");
         const RelaxedCapture relaxed;
         std::unique_ptr<Lane> lane = lanes_.take();
         run_unit(units[static_cast<size_t>(unit)], *lane);
@@ -126,7 +128,6 @@ class FileUpload {
         throw;
       }
     });
-    const DeviceGuard guard(options_.device);
     lanes_.finish();
   }
 

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/bind.h"
+
+#include "stores.h"
+#include "table/plan.h"
+#include "table/record.h"
+
+namespace engram {
+namespace {
+
+using Kinds = std::vector<std::pair<MemoryKind, std::string>>;
+
+Vote vote_of(const Kinds& kinds, const std::string& content = "c", int node = 0,
+             int gpu_node = -1) {
+  Vote vote{.node = node, .gpu_node = gpu_node};
+  vote.tables["t"] = {.same = {{"content id", content}}, .kinds = kinds};
+  return vote;
+}
+
+std::string refusal(const std::map<std::string, TableOptions>& tables,
+                    const std::vector<Vote>& votes) {
+  try {
+    make_plan(tables, votes);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+const Kinds kFirst{{MemoryKind::kMemfd, ""}, {MemoryKind::kShm, ""}};
+
+std::map<std::string, TableOptions> one_table(NumaPolicy numa = {}) {
+  std::map<std::string, TableOptions> tables;
+  tables["t"].numa = numa;
+  return tables;
+}
+
+}  // namespace
+
+TEST_CASE("plan: the first kind of memory that all ranks can have, and why not an earlier one") {
+  const Vote can = vote_of(kFirst);
+  const Vote cannot = vote_of({{MemoryKind::kMemfd, "no memfd"}, {MemoryKind::kShm, ""}});
+  const Plan first = make_plan(one_table(), {can, can});
+  CHECK(first.tables.at("t").kind == MemoryKind::kMemfd);
+  CHECK(first.warnings.empty());
+  const Plan second = make_plan(one_table(), {can, cannot});
+  CHECK(second.tables.at("t").kind == MemoryKind::kShm);
+  REQUIRE(second.warnings.size() == 1);
+  CHECK(second.warnings[0] ==
+        "table 't': memory shm is taken: memfd cannot be had: rank 1: no memfd");
+  const Vote shm_cannot = vote_of({{MemoryKind::kMemfd, ""}, {MemoryKind::kShm, "no shm"}});
+  CHECK(refusal(one_table(), {shm_cannot, cannot}) ==
+        "table 't': memory: memfd cannot be had: rank 1: no memfd; shm cannot be had: rank 0: no "
+        "shm");
+}
+
+TEST_CASE("plan: ranks that want different tables") {
+  const Vote first = vote_of(kFirst);
+  CHECK(refusal(one_table(), {first, first, vote_of(kFirst, "d"), vote_of(kFirst, "e")}) ==
+        "rank 2: table 't': content id: expected c as on rank 0, found d; rank 3: table 't': "
+        "content id: expected c as on rank 0, found e");
+  Vote other = first;
+  other.tables["u"] = {};
+  CHECK(refusal(one_table(), {first, other}) ==
+        "rank 1: table 'u': expected no such table, as on rank 0");
+  CHECK(refusal(one_table(), {other, first}) ==
+        "rank 1: table 'u': expected it to be bound as on rank 0, found that it is not");
+}
+
+TEST_CASE("plan: who shares a copy, and where it lies") {
+  const auto copies_of = [](NumaPolicy numa, const Kinds& kinds, const std::vector<int>& nodes) {
+    std::vector<Vote> votes;
+    for (const int node : nodes) votes.push_back(vote_of(kinds, "c", node, node));
+    return make_plan(one_table(numa), votes).tables.at("t").copies;
+  };
+  const auto shared = copies_of({}, kFirst, {0, 0, 1, 1});
+  REQUIRE(shared.size() == 1);
+  CHECK(shared[0].owner == 0);
+  CHECK(shared[0].members == std::vector<int>{0, 1, 2, 3});
+  CHECK(shared[0].share_of(2) == 2);
+
+  const auto by_gpu = copies_of({NumaPolicy::kGpu}, kFirst, {1, 0, 1, 0});
+  REQUIRE(by_gpu.size() == 2);
+  CHECK(by_gpu[0].owner == 0);
+  CHECK(by_gpu[0].members == std::vector<int>{0, 2});
+  CHECK(by_gpu[0].numa == NumaPolicy{NumaPolicy::kNode, 1});
+  CHECK(by_gpu[1].owner == 1);
+  CHECK(by_gpu[1].share_of(3) == 1);
+  CHECK_FALSE(by_gpu[1].share_of(2));
+
+  const auto unknown = copies_of({NumaPolicy::kGpu}, kFirst, {-1, -1});
+  REQUIRE(unknown.size() == 1);
+  CHECK(unknown[0].numa == NumaPolicy{});
+
+  const auto alone = copies_of({}, {{MemoryKind::kPrivate, ""}}, {0, 1});
+  REQUIRE(alone.size() == 2);
+  CHECK(alone[1].owner == 1);
+
+  // Pages that ranks of two nodes touch are not each on a node of its own.
+  CHECK(copies_of({NumaPolicy::kLocal}, kFirst, {1, 0})[0].numa ==
+        NumaPolicy{NumaPolicy::kNode, 1});
+  CHECK(copies_of({NumaPolicy::kLocal}, kFirst, {1, 1})[0].numa == NumaPolicy{NumaPolicy::kLocal});
+}
+
+TEST_CASE("plan: shares are whole huge pages, and cover the array once") {
+  for (const int64_t num_bytes : {int64_t{1}, kHugePageBytes, 5 * kHugePageBytes + 3}) {
+    for (const int shares : {1, 2, 3, 8}) {
+      int64_t end = 0;
+      for (int share = 0; share < shares; ++share) {
+        const ByteRange range = prefault_range(num_bytes, share, shares);
+        CHECK(range.begin == end);
+        CHECK(range.begin % kHugePageBytes * (num_bytes - range.begin) == 0);
+        end = range.end;
+      }
+      CHECK(end == num_bytes);
+    }
+  }
+  TablePlan plan{.kind = MemoryKind::kShm, .copies = {{.owner = 1, .members = {1, 2}}}};
+  const auto requests = room_requests("t", plan, PageKind::kAuto, 3 * kHugePageBytes, 3);
+  REQUIRE(requests.size() == 1);
+  CHECK(requests[0].creator == 1);
+  CHECK(requests[0].touched == std::vector<int64_t>{0, kHugePageBytes, 2 * kHugePageBytes});
+}
+
+TEST_CASE("plan: a vote travels") {
+  Vote vote = vote_of({{MemoryKind::kCumem, "none"}}, "c", 1, 2);
+  vote.assume_ram = 7;
+  const Vote there = vote_from_json(to_json(vote));
+  CHECK(there.tables.at("t").same == vote.tables.at("t").same);
+  CHECK(there.tables.at("t").kinds == vote.tables.at("t").kinds);
+  CHECK(there.node == 1);
+  CHECK(there.gpu_node == 2);
+  CHECK(there.assume_ram == 7);
+}
+
+namespace {
+
+std::string name_of_test() {
+  static int count = 0;
+  return concat("bind/", getpid(), "/", ++count);
+}
+
+}  // namespace
+
+TEST_CASE("bind: every rank reads every byte of one copy") {
+  const Folder store;
+  write_store(store);
+  for (const auto kind : {MemoryKind::kMemfd, MemoryKind::kShm, MemoryKind::kPrivate}) {
+    Bindings bindings = bindings_of(store, 3);
+    for (auto& [name, options] : bindings.tables) options.memory = kind;
+    const std::string group = name_of_test();
+    std::vector<Process> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        BindState state;
+        const TablesByName tables = bind_tables(
+            bindings, {.name = group, .rank = rank, .size = 3, .timeout_s = 20}, state, [] {});
+        if (state.progress.done != state.progress.total) return "progress is not complete";
+        if (tables.at("one")->history().rank != rank) return "another rank";
+        return look_at(tables, 3);
+      });
+    }
+    for (Process& rank : ranks) CHECK(rank.result() == "right");
+  }
+}
+
+TEST_CASE("bind: one rank's refusal is all ranks' error, and nothing is left") {
+  const Folder store;
+  write_store(store);
+  const Bindings bindings = bindings_of(store);
+  const std::string group = name_of_test();
+  std::vector<Process> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const size_t before = count_descriptors();
+      BindState state;
+      std::string text = "no error";
+      try {
+        bind_tables(bindings, {.name = group, .rank = rank, .size = 3, .timeout_s = 20}, state,
+                    [&] { ENGRAM_CHECK(rank != 1, "no"); });
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      return count_descriptors() == before && read_records().empty() ? text : text + " and a leak";
+    });
+  }
+  for (Process& rank : ranks) CHECK(rank.result() == "rank 1: no");
+}
+
+TEST_CASE("bind: alone it meets nobody, and may be cancelled") {
+  const Folder store;
+  write_store(store);
+  const Bindings bindings = bindings_of(store);
+  BindState state;
+  {
+    const TablesByName tables = bind_tables(bindings, {}, state, [] {});
+    CHECK(look_at(tables) == "right");
+    CHECK(tables.at("one")->history().num_bytes == kStoreRows * (kStoreHeadDim + 2));
+  }
+  state.cancelled = true;
+  CHECK_THROWS_WITH(bind_tables(bindings, {}, state, [] {}), "cancelled");
+}
+
+TEST_CASE("bind: a group as its settings say, or its launcher") {
+  GroupSettings settings{.name = "mine", .rank = 1, .size = 2, .socket = "/s", .timeout_s = 3};
+  const GroupOptions options = group_options(settings);
+  CHECK(options.name == "mine");
+  CHECK(options.rank == 1);
+  CHECK(options.size == 2);
+  CHECK(options.socket == "/s");
+  CHECK(options.timeout_s == 3);
+}
+
+}  // namespace engram

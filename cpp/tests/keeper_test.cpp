@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/keeper.h"
+
+#include <poll.h>
+
+#include "stores.h"
+#include "table/bind.h"
+#include "table/keeper_protocol.h"
+#include "table/record.h"
+
+namespace engram {
+namespace {
+
+using nlohmann::json;
+
+std::string new_name() {
+  static int count = 0;
+  return concat("test-", getpid(), "-", ++count);
+}
+
+//! A keeper of the store's tables, in a process of its own.
+class KeeperProcess {
+ public:
+  KeeperProcess(const Folder& store, const std::string& name, const std::string& socket = "")
+      : process_([&]() -> std::string {
+          Keeper keeper(name, socket);
+          const KeeperRole role(name, socket);
+          BindState state;
+          const TablesByName tables = bind_tables(bindings_of(store, 5), {}, state, [] {});
+          ready_.set();
+          keeper.run(tables, state.stop_serving);
+          return "ended";
+        }) {
+    REQUIRE(ready_.wait());
+  }
+
+  Process& process() { return process_; }
+
+ private:
+  Signal ready_;
+  Process process_;
+};
+
+Bindings kept_bindings(const Folder& store, const std::string& keeper, uint64_t seed = 5) {
+  Bindings bindings = bindings_of(store, seed);
+  for (auto& [name, options] : bindings.tables) options.keeper = true;
+  bindings.group.keeper = keeper;
+  return bindings;
+}
+
+TablesByName attach(const Bindings& bindings) {
+  BindState state;
+  return bind_tables(bindings, {.timeout_s = 10}, state, [] {});
+}
+
+std::string refusal(const Bindings& bindings) {
+  try {
+    attach(bindings);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("keeper: tables by name, by path and by what they are, after its end too") {
+  const Folder store;
+  const Folder folder;
+  write_store(store);
+  const std::string name = new_name();
+  const std::string path = folder.path() + "/socket";
+  const size_t before = count_descriptors();
+  {
+    KeeperProcess keeper(store, name);
+    TablesByName by_name = attach(kept_bindings(store, name));
+    TablesByName by_content = attach(kept_bindings(store, ""));
+    CHECK(look_at(by_name, 5) == "right");
+    CHECK(look_at(by_content, 5) == "right");
+    const Table& table = *by_name.at("one");
+    CHECK(table.history().keeper == name);
+    CHECK(table.values().host_memory()->access() == Access::kReadOnly);
+    CHECK(table.values().host_memory()->options().kind == MemoryKind::kMemfd);
+    keeper.process().signal(SIGKILL);
+    CHECK(keeper.process().result().empty());
+    CHECK(look_at(by_name, 5) == "right");
+    CHECK(look_at(by_content, 5) == "right");
+  }
+  {
+    KeeperProcess keeper(store, name, path);
+    CHECK(look_at(attach(kept_bindings(store, path)), 5) == "right");
+    CHECK(look_at(attach(kept_bindings(store, "")), 5) == "right");
+  }
+  CHECK(count_descriptors() == before);
+}
+
+TEST_CASE("keeper: what it does not have") {
+  const Folder store;
+  const Folder other;
+  write_store(store);
+  const std::string name = new_name();
+  CHECK(refusal(kept_bindings(store, name)) ==
+        concat("keeper '", name, "': expected it to listen, found nobody of this user"));
+  KeeperProcess keeper(store, name);
+  CHECK(refusal(kept_bindings(store, name, 6)) ==
+        concat("keeper '", name,
+               "': expected a table of layer 1 with content id formula:6, found none"));
+  const std::string text = refusal(kept_bindings(store, "", 6));
+  CHECK(text.find("expected a keeper of this user with the table of layer 1 with content id "
+                  "formula:6, found others: '" +
+                  name + "'") != text.npos);
+  CHECK(look_at(attach(kept_bindings(store, name)), 5) == "right");
+}
+
+TEST_CASE("keeper: one of a name") {
+  const Folder store;
+  write_store(store);
+  const std::string name = new_name();
+  KeeperProcess keeper(store, name);
+  CHECK_THROWS_AS(Keeper(name, ""), AddressInUse);
+  CHECK_THROWS_WITH(Keeper("a/b", ""), "keeper: name: expected a text without '/', found 'a/b'");
+}
+
+TEST_CASE("keeper: requests that are none close their connection, and nobody else's") {
+  const Folder store;
+  write_store(store);
+  const std::string name = new_name();
+  KeeperProcess keeper(store, name);
+  const auto ask = [&](const json& request) -> std::string {
+    auto connection = try_connect(keeper_address(name, ""));
+    REQUIRE(connection);
+    connection->send({.data = request, .fds = {}}, deadline_after(5));
+    try {
+      return connection->receive(deadline_after(5)).data.at("type").get<std::string>();
+    } catch (const Disconnected&) {
+      return "closed";
+    }
+  };
+  auto silent = try_connect(keeper_address(name, ""));
+  REQUIRE(silent);
+  CHECK(ask(json::array()) == "closed");
+  CHECK(ask({{"type", "hello"}}) == "closed");
+  CHECK(ask({{"type", "attach"}}) == "closed");
+  const json newer = {{"type", "attach"}, {"version", 99}, {"write", false}, {"tables", {}}};
+  CHECK(ask(newer) == "refused");
+  CHECK(look_at(attach(kept_bindings(store, name)), 5) == "right");
+}
+
+}  // namespace engram
