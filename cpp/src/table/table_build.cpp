@@ -202,22 +202,27 @@ void TableBuild::attach_kept(const Seat& seat) {
   });
 }
 
-int64_t TableBuild::huge_bytes(const Seat& seat) const {
-  int64_t total = 0;
+PageShare TableBuild::page_share() const {
+  std::vector<AddressRange> ranges;
   for (const ArrayBuild& array : arrays_) {
     if (!fills(array)) continue;
-    const int shares = static_cast<int>(copy(seat).members.size());
-    const ByteRange range =
-        prefault_range(array.source.file.num_bytes, *copy(seat).share_of(seat.rank), shares);
-    if (range.begin == range.end) continue;
     const HostMemory& memory = *array.host->host_memory();
-    total += page_share(memory.data() + range.begin, range.end - range.begin).huge_bytes;
+    ranges.push_back({memory.data(), memory.num_bytes()});
+  }
+  PageShare total;
+  for (const PageShare& each : page_shares(ranges)) {
+    total.huge_bytes += each.huge_bytes;
+    total.resident_bytes += each.resident_bytes;
   }
   return total;
 }
 
-std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, int64_t huge_bytes,
+std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_share,
                                                 double load_seconds) {
+  int64_t filled_bytes = 0;
+  for (const ArrayBuild& array : arrays_) {
+    if (fills(array)) filled_bytes += array.source.file.num_bytes;
+  }
   TableHistory history{
       .group = seat.group,
       .rank = seat.rank,
@@ -225,7 +230,7 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, int64_t huge_b
       .num_bytes = bytes_here(arrays_[0], seat.rank) + bytes_here(arrays_[1], seat.rank),
       .since = seconds_since_1970(),
       .load_seconds = load_seconds,
-      .huge_bytes = huge_bytes};
+      .huge_bytes = static_cast<int64_t>(huge_share * static_cast<double>(filled_bytes))};
   if (kept_) {
     history.keeper = kept_->keeper;
     history.huge_bytes = kept_->huge_bytes;

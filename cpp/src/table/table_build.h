@@ -15,6 +15,7 @@
 #include "table/host_table.h"
 #include "table/keeper.h"
 #include "table/load.h"
+#include "table/pages.h"
 #include "table/plan.h"
 #include "table/sharded_table.h"
 
@@ -71,11 +72,11 @@ class TableBuild {
   void create(const Seat& seat, Group::Part* part);
   //! Maps what others own, or a keeper; `parts` are those of create(), by rank.
   void attach(const Seat& seat, std::vector<Group::Part>* parts);
-  //! Bytes on huge pages of those that this rank has prefaulted.
-  int64_t huge_bytes(const Seat& seat) const;
+  //! Of the host memory that is filled.
+  PageShare page_share() const;
 
-  //! The table; nothing is left here. huge_bytes: of all ranks, where they fill.
-  std::shared_ptr<const Table> finish(const Seat& seat, int64_t huge_bytes, double load_seconds);
+  //! The table; nothing is left here. huge_share: of the host memory, where it is filled.
+  std::shared_ptr<const Table> finish(const Seat& seat, double huge_share, double load_seconds);
 
  private:
   template <typename Fn>
