@@ -15,8 +15,8 @@ namespace {
 constexpr int kWarpSize = 32;
 constexpr int kMaxThreads = 256;
 constexpr int kMaxWarps = kMaxThreads / kWarpSize;
-constexpr int kMinBlocks = 2;    //!< of kMaxThreads on an SM: 128 registers a thread
-constexpr int kVectorWidth = 8;  //!< 16 bytes of BF16
+constexpr int kMinBlocks = 2;                  //!< of kMaxThreads on an SM: 128 registers a thread
+constexpr int kVectorWidth = 8;                //!< 16 bytes of BF16
 constexpr int64_t kMaxGridBlocks = INT32_MAX;  //!< CUDA's own limit
 //! Vectors of a thread, in registers. Small blocks with many reads in flight keep the memory busy
 //! while others sum. FP32 rows take twice the registers.
