@@ -4,6 +4,7 @@
 #include "stores.h"
 #include "table/plan.h"
 #include "table/record.h"
+#include "table/seat.h"
 
 namespace engram {
 namespace {

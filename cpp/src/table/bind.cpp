@@ -8,14 +8,9 @@
 
 #include "cuda_support.h"
 #include "engram/error.h"
-#include "table/launcher.h"
 #include "table/log.h"
 #include "table/points.h"
 #include "table/table_build.h"
-
-#if ENGRAM_CUDA
-#include <cudaTypedefs.h>
-#endif
 
 namespace engram {
 namespace {
@@ -25,41 +20,6 @@ using std::chrono::steady_clock;
 
 double seconds_since(steady_clock::time_point begin) {
   return std::chrono::duration<double>(steady_clock::now() - begin).count();
-}
-
-#if ENGRAM_CUDA
-//! Whether the calling thread has a CUDA context, which is how threads have chosen a GPU.
-bool has_context() {
-  void* address = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t code = cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &address, 11030,
-                                                            cudaEnableDefault, &found);
-  if (code != cudaSuccess) cudaGetLastError();  // no reason to fail
-  if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) return false;
-  CUcontext context = nullptr;
-  const auto get_current = reinterpret_cast<PFN_cuCtxGetCurrent_v4000>(address);
-  return get_current(&context) == CUDA_SUCCESS && context != nullptr;
-}
-#endif
-
-//! This rank's GPU: the one that the calling thread has chosen; where it has chosen none, ranks
-//! take the GPUs in turn. -1: there is none.
-int choose_device([[maybe_unused]] int rank) {
-#if ENGRAM_CUDA
-  try {
-    require_cuda(0);
-  } catch (const Error&) {
-    return -1;
-  }
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "current CUDA device");
-  if (device != 0 || has_context()) return device;
-  int num_devices = 1;
-  check_cuda(cudaGetDeviceCount(&num_devices), "CUDA devices");
-  return rank % num_devices;
-#else
-  return -1;
-#endif
 }
 
 class Binding {
@@ -355,19 +315,6 @@ class Binding {
 };
 
 }  // namespace
-
-GroupOptions group_options(const GroupSettings& settings) {
-  // With rank and size given, what a launcher says is not this group's business.
-  GroupOptions options = settings.size ? GroupOptions{} : launcher_group();
-  if (settings.size) {
-    options.rank = *settings.rank;
-    options.size = *settings.size;
-  }
-  if (!settings.name.empty()) options.name = settings.name;
-  options.socket = settings.socket;
-  if (settings.timeout_s) options.timeout_s = *settings.timeout_s;
-  return options;
-}
 
 TablesByName bind_tables(const Bindings& bindings, const GroupOptions& group, BindState& state,
                          const std::function<void()>& check) {

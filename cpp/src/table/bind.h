@@ -18,9 +18,6 @@ struct BindState {
   std::atomic<bool> stop_serving{false};
 };
 
-//! What [group] says, and for the rest what the launcher says. Throws Error.
-GroupOptions group_options(const GroupSettings& settings);
-
 //! All tables, or an Error and nothing left of any. `check` runs first of all, once the ranks have
 //! met: what it throws is every rank's Error, too.
 TablesByName bind_tables(const Bindings& bindings, const GroupOptions& group, BindState& state,

@@ -9,6 +9,7 @@
 #include "table/keeper.h"
 #include "table/points.h"
 #include "table/record.h"
+#include "table/seat.h"
 
 namespace engram {
 

@@ -17,18 +17,10 @@
 #include "table/load.h"
 #include "table/pages.h"
 #include "table/plan.h"
+#include "table/seat.h"
 #include "table/sharded_table.h"
 
 namespace engram {
-
-//! This rank among the others.
-struct Seat {
-  std::string group;
-  int rank = 0;
-  int size = 1;
-  int device = -1;    //!< its GPU; -1: none
-  int gpu_node = -1;  //!< NUMA node next to that
-};
 
 //! One of a table's two arrays; of the three kinds of memory the placement's, once it is there.
 struct ArrayBuild {
