@@ -45,7 +45,7 @@ void stop_point(std::string_view name) {
       handle >= 0 && write(handle, name.data(), name.size()) == static_cast<ssize_t>(name.size());
   if (handle >= 0) close(handle);
   if (!written || rename(part.c_str(), file) != 0) std::abort();
-  kill(getpid(), SIGSTOP);  // the process, whichever thread came by
+  raise(SIGSTOP);  // stops all threads, this one before it goes on
 }
 
 }  // namespace engram

@@ -138,7 +138,9 @@ std::optional<Message> Watch::next_message(Peer& peer, WatchHandler& handler, bo
     if (message) peer.heard = peer.looked = steady_clock::now();
     return message;
   } catch (const Disconnected&) {
-    const bool died = ended || has_ended(peer) || is_ending(peer.connection.peer_pid());
+    // It may end between two looks, and be gone for the second.
+    const bool died =
+        ended || has_ended(peer) || is_ending(peer.connection.peer_pid()) || has_ended(peer);
     lose(peer, died ? Loss::kDied : Loss::kLeft, handler);
   } catch (const Error& error) {
     lose(peer, Loss::kBroken, handler, error.what());
