@@ -69,6 +69,7 @@ class Rank:
             self.bind(toml)
             self.close()
             if turn in (0, count - 1):
+                time.sleep(0.2)  # threads that have ended are seen for a moment
                 snapshots.append(self.snapshot())
         return snapshots
 
@@ -92,6 +93,14 @@ class Rank:
                     raise ValueError(f"{name}: {tensor}: byte {wrong} of {size} is wrong")
                 checked += len(expected)
         return checked
+
+    def touch(self, name: str) -> int:
+        """Reads every page of a table's values."""
+        about = describe_tables()[name]
+        view = _native.table_host_view(name)
+        size = about["num_rows"] * about["head_dim"]
+        there = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(view.values))
+        return int(there[::4096].sum())
 
     def snapshot(self) -> dict[str, Any]:
         """What this process holds."""
@@ -127,14 +136,15 @@ class Rank:
             ctypes.CDLL(None).exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    def fork_soon(self, seconds: float) -> None:
-        """Another thread forks a child every few milliseconds; each lives for some seconds."""
+    def fork_soon(self, while_there: str) -> None:
+        """Another thread forks children for a while; they live as long as a file is there."""
 
         def work() -> None:
             for _ in range(20):
                 time.sleep(0.01)
                 if os.fork() == 0:
-                    time.sleep(seconds)
+                    while Path(while_there).exists():
+                        time.sleep(0.05)
                     os._exit(0)
 
         threading.Thread(target=work, daemon=True).start()

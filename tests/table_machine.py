@@ -121,7 +121,7 @@ def library_environment(library: Path) -> dict[str, str]:
     return {
         "PYTHONPATH": str(_import_tree(library)),
         "LD_PRELOAD": " ".join(path[1] for path in paths if path),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=16",  # leaks are Python's own
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
 

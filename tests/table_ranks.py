@@ -104,6 +104,15 @@ class Process:
         assert "\n" not in answer.error
         return answer
 
+    def holds(self, before: dict[str, Any], seconds: float = 3) -> None:
+        """Waits until its snapshot() is as before (a thread that has ended is seen for a moment),
+        and fails where it does not become so."""
+        deadline = time.monotonic() + seconds
+        while (now := self.do("snapshot")) != before:
+            if time.monotonic() > deadline:
+                assert now == before
+            time.sleep(0.02)
+
     def signal(self, number: int) -> None:
         signal.pidfd_send_signal(self._handle, number)
 
@@ -298,6 +307,12 @@ def made_up_store(folder: Path, num_bytes: int) -> Path:
 
 def group_name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+def hold(ranks: Sequence[Process], before: Sequence[dict[str, Any]]) -> None:
+    """Each rank holds what it held before."""
+    for rank, snapshot in zip(ranks, before, strict=True):
+        rank.holds(snapshot)
 
 
 def write_toml(

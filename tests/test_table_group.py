@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables that the ranks of a node share: who meets whom, in any order and in anybody's way."""
+
+import os
+import random
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from checkout import ROOT
+from engines import small_store
+from table_machine import NOBODY, needs_namespaces, needs_root
+from table_ranks import Job, Node, hold, write_toml
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_group")]
+KINDS = ["memfd", "shm", "private"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("group"))
+
+
+@pytest.fixture(scope="module")
+def other_store(tmp_path_factory):
+    """The same layout, other bytes."""
+    return small_store(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def shared_node():
+    with Node() as node:
+        yield node
+
+
+@pytest.fixture
+def node(shared_node):
+    """Left by every test as it was."""
+    before = shared_node.look()
+    yield shared_node
+    shared_node.end_processes()
+    shared_node.settles(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_memory(node, store, tmp_path, kind):
+    """Every rank has every byte, and knows what it has and who it is."""
+    ranks = node.ranks(3)
+    job = Job(tmp_path, store, 3, layers=(1, 5), memory=kind)
+    for rank, tables in zip(ranks, job.bind(ranks), strict=True):
+        assert sorted(tables) == ["table_1", "table_5"]
+        for about in tables.values():
+            assert (about["memory"], about["rank"], about["size"]) == (kind, rank.rank, 3)
+    job.verify(ranks)
+
+
+def test_eight_ranks_in_any_order(node, store, tmp_path):
+    """By whichever rank comes first, and whichever last."""
+    job = Job(tmp_path, store, 8)
+    order = random.Random(7)
+    ranks = node.ranks(8)
+    for _ in range(3):
+        order.shuffle(ranks)
+        for rank in ranks:
+            rank.ask("bind", toml=job.toml(rank.rank))
+            time.sleep(order.choice((0, 0.02, 0.1)))
+        for rank in ranks:
+            rank.result()
+        job.verify(ranks)
+        for rank in ranks:
+            rank.do("close")
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_one_rank_late(node, store, tmp_path, late):
+    """By 5 seconds; the first one to come waits for the socket as well as for ranks."""
+    job = Job(tmp_path, store, 3)
+    ranks = node.ranks(3)
+    for rank in ranks:
+        if rank.rank != late:
+            rank.ask("bind", toml=job.toml(rank.rank))
+    time.sleep(5)
+    ranks[late].ask("bind", toml=job.toml(late))
+    for rank in ranks:
+        rank.result()
+    job.verify(ranks)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_rank_that_never_comes(node, store, tmp_path, missing):
+    """The others wait for as long as they were told, then name it."""
+    timeout = 2.0
+    job = Job(tmp_path, store, 3, group={"timeout_s": timeout})
+    ranks = [rank for rank in node.ranks(3) if rank.rank != missing]
+    before = [rank.do("snapshot") for rank in ranks]
+    began = time.monotonic()
+    job.ask(ranks)
+    for rank in ranks:
+        answer = rank.refused()
+        assert timeout * 0.9 <= answer.at - began <= timeout + 5
+        assert f"rank {missing}: never came within 2 s" in answer.error
+    hold(ranks, before)
+
+
+def test_default_timeout():
+    """120 seconds, in the library as in the documents."""
+    header = (ROOT / "cpp/src/table/group.h").read_text(encoding="utf-8")
+    assert "double timeout_s = 120;" in header
+
+
+@pytest.mark.parametrize("twice", [0, 1])
+def test_rank_that_comes_twice(node, store, tmp_path, twice):
+    """Both processes are named to everybody who came; nobody gets a table."""
+    job = Job(tmp_path, store, 3, group={"timeout_s": 10.0})
+    ranks = node.ranks(2)
+    first, second = (node.start(twice), node.start(twice))
+    for process in (first, second):
+        process.do("warm_up")
+        process.ask("bind", toml=job.toml(twice))
+    time.sleep(0.3)  # both are there before the group is whole
+    others = [rank for rank in ranks if rank.rank != twice]
+    job.ask(others)
+    texts = [process.refused().error for process in (first, second)]
+    assert any(f"rank {twice}" in text for text in texts)
+    assert any(str(first.pid) in text or str(second.pid) in text for text in texts)
+    for rank in others:
+        rank.refused()
+
+
+def test_sizes_that_differ(node, store, tmp_path):
+    job = Job(tmp_path, store, 3, group={"timeout_s": 10.0})
+    ranks = node.ranks(3)
+    for rank in ranks:
+        size = 4 if rank.rank == 1 else 3
+        rank.ask("bind", toml=job.toml(rank.rank, size=size))
+    texts = [rank.refused().error for rank in ranks]
+    assert any("size" in text and "3" in text and "4" in text for text in texts), texts
+
+
+def test_other_store_version(node, store, other_store, tmp_path):
+    """Ranks that would share other tables than they think do not share any."""
+    job = Job(tmp_path, store, 3)
+    other = Job(tmp_path, other_store, 3, group={"name": job.group["name"]})
+    ranks = node.ranks(3)
+    before = [rank.do("snapshot") for rank in ranks]
+    for rank in ranks:
+        rank.ask("bind", toml=(other if rank.rank == 2 else job).toml(rank.rank))
+    for rank in ranks:
+        error = rank.refused().error
+        assert "rank 2" in error
+        assert store.manifest.content_id[:8] in error
+        assert other_store.manifest.content_id[:8] in error
+    hold(ranks, before)
+
+
+def test_other_tables(node, store, tmp_path):
+    """The same for names, layers and placements that are not the same on all ranks."""
+    job = Job(tmp_path, store, 2)
+    ranks = node.ranks(2)
+    for other in (Job(tmp_path, store, 2, layers=(5,)), Job(tmp_path, store, 2, layers=(1, 5))):
+        other.group["name"] = job.group["name"]
+        ranks[0].ask("bind", toml=job.toml(0))
+        ranks[1].ask("bind", toml=other.toml(1))
+        texts = {rank.refused().error for rank in ranks}
+        assert all("table_5" in text for text in texts), texts
+
+
+def test_again_after_a_failure(node, store, other_store, tmp_path):
+    """A process whose bind failed binds as if nothing had been, with the same name."""
+    job = Job(tmp_path, store, 2)
+    other = Job(tmp_path, other_store, 2, group={"name": job.group["name"]})
+    ranks = node.ranks(2)
+    for _ in range(2):
+        ranks[0].ask("bind", toml=job.toml(0))
+        ranks[1].ask("bind", toml=other.toml(1))
+        for rank in ranks:
+            rank.refused()
+    job.bind(ranks)
+    job.verify(ranks)
+
+
+def test_two_groups(node, store, other_store, tmp_path):
+    """Two jobs on a node do not meet, though their ranks come all at once."""
+    jobs = [Job(tmp_path, store, 2), Job(tmp_path, other_store, 2)]
+    ranks = [node.ranks(2), node.ranks(2)]
+    for rank in range(2):
+        for job, processes in zip(jobs, ranks, strict=True):
+            processes[rank].ask("bind", toml=job.toml(rank))
+    for processes, seed in zip(ranks, (0, 1), strict=True):
+        for process in processes:
+            process.result()
+            assert process.do("verify", name="table_1", seed=seed) > 0
+
+
+LAUNCHERS = {
+    "torchrun": ({"LOCAL_RANK": "{rank}", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}),
+    "Open MPI": (
+        {"OMPI_COMM_WORLD_LOCAL_RANK": "{rank}", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+        | {"PMIX_NAMESPACE": "prterun-1@1"}
+    ),
+    "MPICH": {"MPI_LOCALRANKID": "{rank}", "MPI_LOCALNRANKS": "2"},
+    "Slurm": (
+        {"SLURM_LOCALID": "{rank}", "SLURM_NTASKS_PER_NODE": "2"}
+        | {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "{rank}"}
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers(node, store, tmp_path, launcher):
+    """Ranks and sizes come from the launcher where no [group] says them."""
+    toml = write_toml(tmp_path / "tables.toml", {"mine": {"store": str(store.path), "layer": 1}})
+    ranks = []
+    for rank in range(2):
+        variables = {name: value.format(rank=rank) for name, value in LAUNCHERS[launcher].items()}
+        ranks.append(node.start(rank, environment=variables))
+        ranks[-1].ask("bind", toml=toml)
+    for rank in ranks:
+        about = rank.result()["mine"]
+        assert (about["rank"], about["size"]) == (rank.rank, 2)
+        assert rank.do("verify", name="mine") > 0
+
+
+def test_half_a_launcher(node, store, tmp_path):
+    toml = write_toml(tmp_path / "tables.toml", {"mine": {"store": str(store.path), "layer": 1}})
+    rank = node.start(environment={"LOCAL_RANK": "1"})
+    rank.ask("bind", toml=toml)
+    assert "LOCAL_WORLD_SIZE" in rank.refused().error
+
+
+@pytest.fixture
+def open_folder():
+    """One that other users can see into, as tmp_path is not; nobody else can write there."""
+    folder = Path(tempfile.mkdtemp(prefix="engram-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def abstract(name, number=0, user=0):
+    return f"@trtllm-engram/{user}/group/{name}/{number}"
+
+
+@needs_root
+@pytest.mark.parametrize("taken", [1, 7])
+def test_names_taken_by_another_user(node, store, tmp_path, taken):
+    """Another user's sockets under the group's names capture nobody."""
+    job = Job(tmp_path, store, 2)
+    stranger = node.start(user=NOBODY)
+    for number in range(taken):
+        stranger.do("listen", address=abstract(job.group["name"], number))
+    ranks = node.ranks(2)
+    job.bind(ranks)
+    job.verify(ranks)
+
+
+@needs_root
+def test_all_names_taken_by_another_user(node, store, tmp_path):
+    """No name is left: an error of all ranks that says by whom, within the timeout."""
+    job = Job(tmp_path, store, 2, group={"timeout_s": 2.0})
+    stranger = node.start(user=NOBODY)
+    for number in range(8):
+        stranger.do("listen", address=abstract(job.group["name"], number))
+    ranks = node.ranks(2)
+    job.ask(ranks)
+    texts = [rank.refused().error for rank in ranks]
+    assert all(str(NOBODY) in text for text in texts), texts
+
+
+@needs_root
+def test_another_user_knocks(node, store, tmp_path):
+    """Connections of another user are closed, and take nobody's place."""
+    job = Job(tmp_path, store, 3)
+    strangers = [node.start(user=NOBODY) for _ in range(3)]
+    ranks = node.ranks(3)
+    job.ask(ranks[:1])
+    for stranger in strangers:
+        stranger.ask("disturb", address=abstract(job.group["name"]), data='{"rank": 1}')
+    assert [stranger.result() for stranger in strangers] == ["closed"] * 3
+    job.ask(ranks[1:])
+    for rank in ranks:
+        rank.result()
+    job.verify(ranks)
+
+
+@pytest.mark.parametrize("data", ["", "no JSON", '{"hello": 1}', "x" * 60000])
+def test_strangers_of_the_same_user(node, store, tmp_path, data):
+    """Who connects and says nothing, or nonsense, neither stops the ranks nor takes a place."""
+    job = Job(tmp_path, store, 2, group={"timeout_s": 10.0})
+    strangers = [node.start() for _ in range(3)]
+    ranks = node.ranks(2)
+    began = time.monotonic()
+    job.ask(ranks[:1])
+    for stranger in strangers:
+        stranger.ask("disturb", address=abstract(job.group["name"]), data=data)
+    time.sleep(0.3)
+    job.ask(ranks[1:])
+    for rank in ranks:
+        rank.result()
+    assert time.monotonic() - began < 5
+    job.verify(ranks)
+
+
+def test_path_socket(node, store, tmp_path):
+    """Seen by this user alone while ranks meet, and gone afterwards."""
+    path = tmp_path / "socket"
+    job = Job(tmp_path, store, 2, group={"socket": str(path)})
+    ranks = node.ranks(2)
+    job.ask(ranks[:1])
+    deadline = time.monotonic() + 5
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+    job.ask(ranks[1:])
+    for rank in ranks:
+        rank.result()
+    job.verify(ranks)
+    assert not path.exists()
+
+
+def test_stale_path_socket(node, store, tmp_path):
+    """What a rank that was killed left behind is replaced."""
+    path = tmp_path / "socket"
+    job = Job(tmp_path, store, 2, group={"socket": str(path)})
+    dead = node.start()
+    dead.do("listen", address=str(path))
+    dead.kill()
+    assert path.exists()
+    ranks = node.ranks(2)
+    job.bind(ranks)
+    job.verify(ranks)
+    assert not path.exists()
+
+
+@needs_root
+@pytest.mark.parametrize("alive", [True, False], ids=["alive", "stale"])
+def test_path_socket_of_another_user(node, store, tmp_path, open_folder, alive):
+    """In the way: refused by name on all ranks, never taken for a rank, never removed."""
+    open_folder.chmod(0o777)
+    path = open_folder / "socket"
+    stranger = node.start(user=NOBODY)
+    stranger.do("listen", address=str(path))
+    open_folder.chmod(0o755)
+    if not alive:
+        stranger.kill()
+    job = Job(tmp_path, store, 2, group={"socket": str(path), "timeout_s": 3.0})
+    ranks = node.ranks(2)
+    job.ask(ranks)
+    for rank in ranks:
+        error = rank.refused().error
+        assert str(path) in error
+        assert str(NOBODY) in error
+    assert path.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "nowhere"])
+def test_path_that_is_no_socket(node, store, tmp_path, kind):
+    """Nobody's file is removed for a socket."""
+    path = tmp_path / "socket"
+    {
+        "file": lambda: path.write_text("mine"),
+        "folder": path.mkdir,
+        "link": lambda: path.symlink_to(tmp_path / "elsewhere"),
+        "nowhere": lambda: None,
+    }[kind]()
+    if kind == "nowhere":
+        path = tmp_path / "no folder" / "socket"
+    job = Job(tmp_path, store, 2, group={"socket": str(path), "timeout_s": 2.0})
+    ranks = node.ranks(2)
+    job.ask(ranks)
+    assert all(str(path) in rank.refused().error for rank in ranks)
+    assert kind == "nowhere" or os.path.lexists(path)
+
+
+def test_folder_that_others_can_write(node, store, tmp_path, open_folder):
+    open_folder.chmod(0o777)
+    path = open_folder / "socket"
+    job = Job(tmp_path, store, 2, group={"socket": str(path), "timeout_s": 2.0})
+    ranks = node.ranks(2)
+    job.ask(ranks)
+    assert str(open_folder) in ranks[0].refused().error
+    ranks[1].refused()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("guest", [0, 1])
+def test_container(node, store, tmp_path, guest):
+    """A rank with a network and a /dev/shm of its own, of 64 MiB, meets the others at a path."""
+    job = Job(tmp_path, store, 2, group={"socket": str(tmp_path / "socket")}, memory="memfd")
+    with Node(shm="64m") as container:
+        ranks = [(container if rank == guest else node).start(rank) for rank in range(2)]
+        job.bind(ranks)
+        job.verify(ranks)
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["memfd", "shm"])
+def test_nothing_for_other_users(node, store, tmp_path, kind):
+    """Another user reaches neither the memory nor the descriptors of a rank."""
+    ranks = node.ranks(2)
+    Job(tmp_path, store, 2, memory=kind).bind(ranks)
+    stranger = node.start(user=NOBODY)
+    for rank in ranks:
+        for place in ("fd", "map_files", "maps", "mem", "smaps"):
+            stranger.ask("peek", path=f"/proc/{rank.pid}/{place}")
+            assert stranger.answer().kind == "PermissionError", place
