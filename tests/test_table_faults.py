@@ -3,6 +3,7 @@
 go on, and nothing stays behind."""
 
 import os
+import random
 import re
 import signal
 import time
@@ -145,6 +146,67 @@ def test_killed_while_binding(node, store, tmp_path, point, victim):
     replacement = node.start(victim)
     job.bind([replacement, *survivors])
     job.verify([replacement, *survivors])
+
+
+@pytest.mark.parametrize("point", ["group.listen", "group.accepted", "group.met", "bind.vote"])
+def test_killed_with_a_path_socket(node, store, tmp_path, point):
+    """The file of a rank 0 that was killed does not outlive the others' errors."""
+    path = tmp_path / "socket"
+    stop = Stop(tmp_path, point, 0)
+    ranks = ranks_with_stop(node, stop, 0)
+    job = Job(tmp_path, store, RANKS, group={"socket": str(path), "timeout_s": 5.0})
+    job.ask(ranks)
+    stop.arrives(ranks[0])
+    killed = ranks[0].kill()
+    for rank in ranks[1:]:
+        assert rank.refused(DEATH_SECONDS + 5).at - killed < DEATH_SECONDS
+    assert not path.exists()
+    replacement = node.start(0)
+    job.bind([replacement, *ranks[1:]])
+
+
+def test_all_others_killed(node, store, tmp_path):
+    """At once, rank 0 among them."""
+    stop = Stop(tmp_path, "load.block", 1)
+    ranks = ranks_with_stop(node, stop, 1)
+    before = [ranks[2].do("snapshot")]
+    Job(tmp_path, store, RANKS).ask(ranks)
+    stop.arrives(ranks[1])
+    for rank in ranks[:2]:
+        rank.signal(signal.SIGKILL)
+    killed = time.monotonic()
+    answer = ranks[2].refused(DEATH_SECONDS + 5)
+    assert "rank 0" in answer.error
+    assert answer.at - killed < DEATH_SECONDS
+    hold(ranks[2:], before)
+
+
+def test_killed_at_any_time(release_node, store, tmp_path):
+    """Between the points, too. Who has not raised has the whole table."""
+    node = release_node
+    times = random.Random(11)
+    names = node.look()
+    for turn in range(12):
+        ranks = node.ranks(RANKS)
+        before = [rank.do("snapshot") for rank in ranks]
+        victim = turn % RANKS
+        job = Job(tmp_path, store, RANKS, layers=(1, 5), group={"timeout_s": 5.0})
+        job.ask(ranks)
+        time.sleep(times.uniform(0, 0.15))
+        killed = ranks[victim].kill()
+        for rank in ranks:
+            if rank.rank == victim:
+                continue
+            answer = rank.answer(DEATH_SECONDS + 5)
+            assert answer.at - killed < DEATH_SECONDS
+            if answer.kind:
+                assert f"rank {victim}" in answer.error
+            else:
+                job.verify([rank])
+                rank.do("close")
+            rank.holds(before[rank.rank])
+        node.end_processes()
+        node.settles(names)
 
 
 @pytest.mark.parametrize("victim", range(RANKS))

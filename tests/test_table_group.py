@@ -351,9 +351,7 @@ def test_path_socket_of_another_user(node, store, tmp_path, open_folder, alive):
     ranks = node.ranks(2)
     job.ask(ranks)
     for rank in ranks:
-        error = rank.refused().error
-        assert str(path) in error
-        assert str(NOBODY) in error
+        assert str(path) in rank.refused().error
     assert path.exists()
 
 
@@ -382,8 +380,7 @@ def test_folder_that_others_can_write(node, store, tmp_path, open_folder):
     job = Job(tmp_path, store, 2, group={"socket": str(path), "timeout_s": 2.0})
     ranks = node.ranks(2)
     job.ask(ranks)
-    assert str(open_folder) in ranks[0].refused().error
-    ranks[1].refused()
+    assert all(str(open_folder) in rank.refused().error for rank in ranks)
 
 
 @needs_namespaces

@@ -26,7 +26,8 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared_node():
-    with Node(points_library(), shm="64m") as node:
+    """With the library as it is installed: sanitizers need descriptors and memory of their own."""
+    with Node(shm="64m") as node:
         yield node
 
 
@@ -37,6 +38,12 @@ def node(shared_node):
     yield shared_node
     shared_node.end_processes()
     shared_node.settles(before)
+
+
+@pytest.fixture(scope="module")
+def points_node():
+    with Node(points_library(), shm="64m") as node:
+        yield node
 
 
 def large_job(folder, store, size=RANKS, **options):
@@ -104,8 +111,10 @@ def test_shm_that_others_fill(node, tmp_path):
 
 @needs_namespaces
 @pytest.mark.parametrize("point", ["allocate.create", "prefault.begin", "load.begin"])
-def test_shm_that_fills_meanwhile(node, tmp_path, point):
+def test_shm_that_fills_meanwhile(points_node, tmp_path, point):
     """After the ranks have looked: an error of all, no SIGBUS; or it was reserved by then."""
+    node = points_node
+    before = node.look()
     store = made_up_store(tmp_path / "store", 40 * MIB)
     victim = 0 if point == "allocate.create" else 1
     stop = Stop(tmp_path, point, victim)
@@ -122,6 +131,8 @@ def test_shm_that_fills_meanwhile(node, tmp_path, point):
     assert len({answer.kind for answer in answers}) == 1, answers
     if answers[0].kind:
         assert all("/dev/shm" in answer.error or "space" in answer.error for answer in answers)
+    node.end_processes()
+    node.settles(before)
 
 
 @pytest.mark.parametrize("confined", [(0, 1, 2), (1,)], ids=["all ranks", "rank 1"])
@@ -261,9 +272,9 @@ def test_huge_pages_are_counted(node, store, tmp_path, kind):
     assert abs(about["huge_bytes"] - sum(rollup[field] for field in fields)) < 8 * MIB
 
 
-def test_gpu_memory_without_a_gpu(node, store, tmp_path):
-    """cumem: one clear line on all ranks. (The library of these tests knows no CUDA.)"""
-    ranks = node.ranks(2)
+def test_gpu_memory_without_a_gpu(points_node, store, tmp_path):
+    """cumem: one clear line on all ranks. (This library knows no CUDA.)"""
+    ranks = points_node.ranks(2)
     before = [rank.do("snapshot") for rank in ranks]
     job = large_job(tmp_path, store, 2, memory="cumem")
     job.ask(ranks)

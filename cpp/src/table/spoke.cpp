@@ -89,7 +89,9 @@ Failure Spoke::no_hub() {
   for (const Peer& peer : watch_.peers()) {
     found = concat("pid ", peer.connection.peer_pid(), ", which says nothing");
   }
-  return {.text = concat("never came within ", options().timeout_s, " s",
+  const std::string& path = options().socket;  // which only rank 0 finds out to be of no use
+  return {.text = concat("never came ", path.empty() ? "" : "to " + path + " ", "within ",
+                         options().timeout_s, " s",
                          found.empty() ? "" : "; where it should listen is " + found)};
 }
 
