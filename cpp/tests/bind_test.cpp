@@ -136,6 +136,14 @@ TEST_CASE("plan: a vote travels") {
 
 namespace {
 
+//! Other processes of the user may hold tables.
+bool has_record() {
+  for (const auto& record : read_records()) {
+    if (record.at("pid") == getpid()) return true;
+  }
+  return false;
+}
+
 std::string name_of_test() {
   static int count = 0;
   return concat("bind/", getpid(), "/", ++count);
@@ -182,7 +190,7 @@ TEST_CASE("bind: one rank's refusal is all ranks' error, and nothing is left") {
       } catch (const Error& error) {
         text = error.what();
       }
-      return count_descriptors() == before && read_records().empty() ? text : text + " and a leak";
+      return count_descriptors() == before && !has_record() ? text : text + " and a leak";
     });
   }
   for (Process& rank : ranks) CHECK(rank.result() == "rank 1: no");
