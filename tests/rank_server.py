@@ -263,6 +263,8 @@ def _start(channel: socket.socket, start: dict[str, Any], control: socket.socket
     if pid != 0:
         return pid
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A shell that starts the tests in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     control.close()
     code = 0
     try:

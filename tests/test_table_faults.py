@@ -32,7 +32,7 @@ FIRST, OTHER, EACH, LAST = (0,), (1,), (0, 1), (RANKS - 1,)
 RAISES, GOES_ON = "the others raise", "the others go on"
 NEVER_CAME = "the others raise after their timeout"
 BIND_POINTS = {
-    "group.listen": (FIRST, RAISES),
+    "group.listen": (FIRST, NEVER_CAME),
     "group.connect": (OTHER, NEVER_CAME),
     "group.accepted": (FIRST, RAISES),
     "group.hello": (OTHER, RAISES),
