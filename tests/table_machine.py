@@ -31,7 +31,7 @@ def why_no_namespaces() -> str:
     """Empty where a test can have a network and a /dev/shm of its own."""
     command = [*unshare_command(), "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
     tried = subprocess.run(command, capture_output=True, text=True)
-    return tried.stderr.strip() and f"no namespaces here: {tried.stderr.strip()}"
+    return tried.stderr.strip() and f"this machine: no namespaces: {tried.stderr.strip()}"
 
 
 def unshare_command() -> list[str]:
@@ -75,7 +75,7 @@ def _make_cgroup(num_bytes: int) -> Path:
             group.rmdir()
             continue
         return group
-    pytest.skip(f"no memory cgroup can be made here: {why}")
+    pytest.skip(f"this machine: no memory cgroup can be made: {why}")
 
 
 def _remove_cgroup(group: Path) -> None:

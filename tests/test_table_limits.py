@@ -227,7 +227,7 @@ def test_reserved_pages_too_few(node, store, tmp_path):
     ranks = node.ranks(2)
     free = node.look()["HugePages_Free"]
     if free * 2 * MIB >= BYTES:
-        pytest.skip(f"{free} pages of 2 MiB are reserved here")
+        pytest.skip(f"this machine: {free} pages of 2 MiB are reserved")
     job = large_job(tmp_path, store, 2, pages="2m")
     job.ask(ranks)
     error = refused_alike(ranks)
@@ -242,11 +242,11 @@ def test_reserved_pages(node, store, tmp_path):
     try:
         (pages / "nr_hugepages").write_text(str(reserved + wanted))
     except OSError as error:
-        pytest.skip(f"no pages of 2 MiB can be reserved here: {error}")
+        pytest.skip(f"this machine: no pages of 2 MiB can be reserved: {error}")
     try:
         free = int((pages / "free_hugepages").read_text())
         if free < wanted:
-            pytest.skip(f"no {wanted} pages of 2 MiB can be reserved here")
+            pytest.skip(f"this machine: no {wanted} pages of 2 MiB can be reserved")
         ranks = node.ranks(2)
         job = large_job(tmp_path, store, 2, pages="2m")
         for tables in job.bind(ranks):
