@@ -2,6 +2,7 @@
 // lookup_cpu and stage_cpu against a twin that fills one element after the other.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "doctest/doctest.h"
@@ -24,8 +25,19 @@ struct LookupCase {
     Random random(static_cast<uint32_t>(tokens * 1000 + columns * 10 + dim));
     values = random.integers<uint8_t>(static_cast<size_t>(num_rows * dim), 0, 255);
     scales = random.integers<uint8_t>(static_cast<size_t>(num_rows * dim / kScaleBlock), 0, 255);
+    for (int64_t row = 0; row < num_rows; row += 2) make_normal(row);
     ids = random.integers<int32_t>(static_cast<size_t>(tokens * ids_stride), 20, 140);
     for (size_t i = 0; i < ids.size(); i += 7) ids[i] = -1;
+  }
+
+  //! A row without NaN, its scales none of the outermost, as almost all rows are.
+  void make_normal(int64_t row) {
+    for (int64_t i = row * head_dim; i < (row + 1) * head_dim; ++i) {
+      uint8_t& value = values[static_cast<size_t>(i)];
+      uint8_t& scale = scales[static_cast<size_t>(i / kScaleBlock)];
+      if ((value & 0x7F) == kFp8NanMagnitude) value = static_cast<uint8_t>(row);
+      scale = std::clamp(scale, kLowestNormalScale, kHighestNormalScale);
+    }
   }
 
   int64_t num_scales() const { return int64_t{num_columns} * head_dim / kScaleBlock; }
@@ -66,39 +78,93 @@ struct LookupCase {
 const int kThreads[] = {1, 3};
 
 #define EACH_LOOKUP_CASE(test)                                                     \
-  for (const LookupCase& test : {LookupCase(1, 1, 32), LookupCase(37, 24, 256),    \
-                                 LookupCase(129, 3, 96), LookupCase(400, 5, 288)}) \
+  for (const LookupCase& test :                                                    \
+       {LookupCase(1, 1, 32), LookupCase(37, 24, 256), LookupCase(129, 3, 96),     \
+        LookupCase(400, 5, 288), LookupCase(1, 1, 256), LookupCase(1667, 3, 256)}) \
     for (const int num_threads : kThreads)
+
+//! Bytes that an output may begin at, and the lines around it that are not its own.
+const size_t kShifts[] = {0, 2, 8, 16, 56};
+constexpr size_t kMargin = 128;
+constexpr uint8_t kUntouched = 0xAB;
+
+//! Room for `size` bytes and its margins, from which the margins' touched bytes are counted.
+struct Output {
+  size_t shift, size;
+  std::vector<uint8_t> bytes;
+  uint8_t* data;
+
+  Output(size_t begin, size_t num_bytes)
+      : shift(begin),
+        size(num_bytes),
+        bytes(num_bytes + 3 * kMargin, kUntouched),
+        data(bytes.data() + kMargin + shift) {
+    data += kMargin - reinterpret_cast<uintptr_t>(bytes.data()) % kMargin;  // lines are aligned
+  }
+
+  int64_t num_touched() const {
+    const uint8_t* const end = data + size;
+    const auto touched = [](uint8_t byte) { return byte != kUntouched; };
+    return std::count_if(bytes.data(), static_cast<const uint8_t*>(data), touched) +
+           std::count_if(end, bytes.data() + bytes.size(), touched);
+  }
+};
 
 TEST_CASE("rows as BF16") {
   EACH_LOOKUP_CASE(test) {
     const auto size = static_cast<size_t>(test.num_tokens * test.num_columns * test.head_dim);
-    for (const size_t shift : {0, 1}) {  // rows need no more alignment than their elements
-      std::vector<uint16_t> out(size + shift, 0xABCD);
-      lookup_cpu(test.args(ENGRAM_ROWS_BF16, out.data() + shift, nullptr), num_threads);
+    for (const size_t shift : kShifts) {
+      Output out(shift, size * sizeof(uint16_t));
+      lookup_cpu(test.args(ENGRAM_ROWS_BF16, out.data, nullptr), num_threads);
+      const auto* found = reinterpret_cast<const uint16_t*>(out.data);
       int wrong = 0;
-      size_t at = shift;
       test.each([&](int64_t, int, int, std::pair<uint8_t, uint8_t> element) {
-        wrong += out[at++] != bf16_from_fp8(element.first, element.second);
+        wrong += *found++ != bf16_from_fp8(element.first, element.second);
       });
       CHECK(wrong == 0);
+      CHECK(out.num_touched() == 0);
     }
   }
+}
+
+TEST_CASE("every value beside every scale, in rows with NaN and without") {
+  LookupCase test(4096, 1, 256);
+  test.first_row = 0;
+  test.num_rows = test.num_tokens;
+  test.ids_stride = 1;
+  test.values.clear();
+  test.scales.clear();
+  for (int32_t row = 0; row < test.num_rows; ++row) {
+    test.ids[static_cast<size_t>(row)] = row;
+    for (int i = 0; i < 256; ++i) test.values.push_back(static_cast<uint8_t>(i + row % 8 * 32));
+    for (int i = 0; i < 8; ++i) test.scales.push_back(static_cast<uint8_t>(row / 8 + i));
+    if (row >= 2048) test.make_normal(row);
+  }
+  std::vector<uint16_t> out(test.values.size());
+  lookup_cpu(test.args(ENGRAM_ROWS_BF16, out.data(), nullptr), 1);
+  int wrong = 0;
+  size_t at = 0;
+  test.each([&](int64_t, int, int, std::pair<uint8_t, uint8_t> element) {
+    wrong += out[at++] != bf16_from_fp8(element.first, element.second);
+  });
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("rows packed") {
   EACH_LOOKUP_CASE(test) {
     const int row_bytes = packed_row_bytes(test.head_dim);
-    std::vector<uint8_t> out(static_cast<size_t>(test.num_tokens * test.num_columns * row_bytes),
-                             7);
-    lookup_cpu(test.args(ENGRAM_ROWS_PACKED, out.data(), nullptr), num_threads);
-    int wrong = 0;
-    test.each([&](int64_t token, int column, int i, std::pair<uint8_t, uint8_t> element) {
-      const uint8_t* const row = out.data() + (token * test.num_columns + column) * row_bytes;
-      wrong += row[i] != element.first;
-      wrong += row[test.head_dim + i / kScaleBlock] != element.second;
-    });
-    CHECK(wrong == 0);
+    for (const size_t shift : kShifts) {
+      Output out(shift, static_cast<size_t>(test.num_tokens * test.num_columns * row_bytes));
+      lookup_cpu(test.args(ENGRAM_ROWS_PACKED, out.data, nullptr), num_threads);
+      int wrong = 0;
+      test.each([&](int64_t token, int column, int i, std::pair<uint8_t, uint8_t> element) {
+        const uint8_t* const row = out.data + (token * test.num_columns + column) * row_bytes;
+        wrong += row[i] != element.first;
+        wrong += row[test.head_dim + i / kScaleBlock] != element.second;
+      });
+      CHECK(wrong == 0);
+      CHECK(out.num_touched() == 0);
+    }
   }
 }
 

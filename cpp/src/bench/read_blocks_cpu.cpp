@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kBlocksPerRange = 4096;
 constexpr int64_t kBlocksAhead = 32;
+constexpr int64_t kPagesAhead = 64;  // a block's first line waits for its page, the rest no more
 constexpr int kCacheLine = 64;
 
 struct Blocks {
@@ -25,28 +26,46 @@ struct Blocks {
   ENGRAM_HOST_DEVICE const uint8_t* at(int64_t i) const { return base + row_offset(ids[i], bytes); }
 };
 
-ENGRAM_HOST_DEVICE void prefetch_block(const uint8_t* block, int32_t bytes) {
-  for (int32_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(block + i, 0, 2);
-}
-
 struct ReadRange {
   static ENGRAM_HOST_DEVICE void run(const Blocks& blocks, int64_t begin, int64_t end,
                                      uint64_t* sum) {
-    const int64_t warm = std::min(begin + kBlocksAhead, end);
-    for (int64_t i = begin; i < warm; ++i) prefetch_block(blocks.at(i), blocks.bytes);
-    uint64_t range_sum = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      if (i + kBlocksAhead < end) prefetch_block(blocks.at(i + kBlocksAhead), blocks.bytes);
-      const uint8_t* const block = blocks.at(i);
-      int32_t at = 0;
-      for (; at + 8 <= blocks.bytes; at += 8) {
-        uint64_t word;
-        memcpy(&word, block + at, sizeof(word));
-        range_sum += word;
+    constexpr int32_t kUsualBytes = 256;  // known to the compiler, they take a seventh less time
+    *sum = blocks.bytes == kUsualBytes ? read({blocks.base, blocks.ids, kUsualBytes}, begin, end)
+                                       : read(blocks, begin, end);
+  }
+
+ private:
+  static ENGRAM_HOST_DEVICE uint64_t read(const Blocks& blocks, int64_t begin, int64_t end) {
+    uint64_t sum = 0;
+    for (int64_t i = begin - kPagesAhead; i < end; ++i) {
+      prefetch(blocks, i + kPagesAhead, end, 0, kCacheLine);
+      if (i + kBlocksAhead >= begin) {
+        prefetch(blocks, i + kBlocksAhead, end, kCacheLine, blocks.bytes);
       }
-      for (; at < blocks.bytes; ++at) range_sum += block[at];
+      if (i >= begin) sum += sum_block(blocks.at(i), blocks.bytes);
     }
-    *sum = range_sum;
+    return sum;
+  }
+
+  static ENGRAM_HOST_DEVICE void prefetch(const Blocks& blocks, int64_t i, int64_t end,
+                                          int32_t from, int32_t to) {
+    if (i >= end) return;
+    const uint8_t* const block = blocks.at(i);
+    for (int32_t at = from; at < std::min(to, blocks.bytes); at += kCacheLine) {
+      __builtin_prefetch(block + at, 0, 2);
+    }
+  }
+
+  static ENGRAM_HOST_DEVICE uint64_t sum_block(const uint8_t* block, int32_t bytes) {
+    uint64_t sum = 0;
+    int32_t at = 0;
+    for (; at + 8 <= bytes; at += 8) {
+      uint64_t word;
+      memcpy(&word, block + at, sizeof(word));
+      sum += word;
+    }
+    for (; at < bytes; ++at) sum += block[at];
+    return sum;
   }
 };
 
