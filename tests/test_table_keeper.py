@@ -304,6 +304,21 @@ def test_keeper_by_what_it_holds(node, store, tmp_path):
     job.verify(ranks)
 
 
+@needs_namespaces
+def test_keeper_that_cannot_be_reached(node, store, tmp_path):
+    """One in another network namespace, whose record is seen, is passed over."""
+    keeper = Keeper(node, tmp_path, store, name="1" + group_name())
+    keeper.is_ready()
+    with Node(points_library()) as container:
+        others = Keeper(container, tmp_path, store, name="0" + group_name())
+        others.is_ready()
+        ranks = node.ranks(2)
+        job = Job(tmp_path, store, 2, memory="keeper")
+        for tables in job.bind(ranks):
+            assert tables["table_1"]["keeper"] == keeper.name
+        job.verify(ranks)
+
+
 def test_two_keepers_of_a_name(node, store, tmp_path):
     """The second is refused, and names the first; that one serves on."""
     keeper = Keeper(node, tmp_path, store)

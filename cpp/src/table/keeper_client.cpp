@@ -36,7 +36,16 @@ bool holds(const json& record, const json& wanted) {
   return false;
 }
 
-//! The first by name of this user's keepers that holds a table.
+bool listens(const Address& address) {
+  try {
+    return try_connect(address).has_value();
+  } catch (const Error&) {
+    return false;  // where it listens, there is another user's socket here
+  }
+}
+
+//! The first by name of this user's keepers that holds a table and, where there are several, can be
+//! reached: one that ends, or that is in another network namespace, is in nobody's way.
 Address find_keeper(const std::vector<json>& records, const std::string& name,
                     const TableInfo& info) {
   const json wanted = identity(info);
@@ -60,7 +69,12 @@ Address find_keeper(const std::vector<json>& records, const std::string& name,
                   others.empty() ? "no keeper" : "others: " + others,
                   "; trtllm-engram tables serve STORE makes one"));
   }
-  return keeper_address(found.begin()->first, found.begin()->second);
+  const Address first = keeper_address(found.begin()->first, found.begin()->second);
+  for (const auto& [keeper, socket] : found) {
+    const Address address = keeper_address(keeper, socket);
+    if (found.size() == 1 || listens(address)) return address;
+  }
+  return first;
 }
 
 //! Waits for the answer to what was sent.
