@@ -25,17 +25,26 @@ struct LookupCase {
     Random random(static_cast<uint32_t>(tokens * 1000 + columns * 10 + dim));
     values = random.integers<uint8_t>(static_cast<size_t>(num_rows * dim), 0, 255);
     scales = random.integers<uint8_t>(static_cast<size_t>(num_rows * dim / kScaleBlock), 0, 255);
-    for (int64_t row = 0; row < num_rows; row += 2) make_normal(row);
+    for (int64_t row = 0; row < num_rows; row += 2) {
+      replace_nans(row);
+      make_scales_normal(row);
+    }
     ids = random.integers<int32_t>(static_cast<size_t>(tokens * ids_stride), 20, 140);
     for (size_t i = 0; i < ids.size(); i += 7) ids[i] = -1;
   }
 
-  //! A row without NaN, its scales none of the outermost, as almost all rows are.
-  void make_normal(int64_t row) {
+  void replace_nans(int64_t row) {
     for (int64_t i = row * head_dim; i < (row + 1) * head_dim; ++i) {
       uint8_t& value = values[static_cast<size_t>(i)];
-      uint8_t& scale = scales[static_cast<size_t>(i / kScaleBlock)];
       if ((value & 0x7F) == kFp8NanMagnitude) value = static_cast<uint8_t>(row);
+    }
+  }
+
+  //! Scales as almost all are.
+  void make_scales_normal(int64_t row) {
+    for (int64_t i = row * scales_per_row(head_dim); i < (row + 1) * scales_per_row(head_dim);
+         ++i) {
+      uint8_t& scale = scales[static_cast<size_t>(i)];
       scale = std::clamp(scale, kLowestNormalScale, kHighestNormalScale);
     }
   }
@@ -138,7 +147,7 @@ TEST_CASE("every value beside every scale, in rows with NaN and without") {
     test.ids[static_cast<size_t>(row)] = row;
     for (int i = 0; i < 256; ++i) test.values.push_back(static_cast<uint8_t>(i + row % 8 * 32));
     for (int i = 0; i < 8; ++i) test.scales.push_back(static_cast<uint8_t>(row / 8 + i));
-    if (row >= 2048) test.make_normal(row);
+    if (row >= 2048) test.replace_nans(row);
   }
   std::vector<uint16_t> out(test.values.size());
   lookup_cpu(test.args(ENGRAM_ROWS_BF16, out.data(), nullptr), 1);

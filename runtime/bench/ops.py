@@ -24,7 +24,11 @@ _HASH_TARGET = 10e6  # (token, layer) pairs a second and core
 
 
 def bench_lookup(table_bytes: int) -> list[Measurement]:
-    """Random rows of a table far larger than the caches, fresh ids in every turn."""
+    """Random rows of a table far larger than the caches, fresh ids in every turn.
+
+    Rows and blocks come from the same array; numpy puts one as large as that, as a host table is,
+    on huge pages.
+    """
     rng = np.random.default_rng(0)
     num_rows = max(1024, table_bytes // (_HEAD_DIM + _SCALES))
     values = rng.integers(0, 127, (num_rows, _HEAD_DIM), dtype=np.uint8)
