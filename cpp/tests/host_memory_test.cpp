@@ -22,6 +22,7 @@
 #include "doctest/doctest.h"
 #include "engram/error.h"
 #include "ranks.h"
+#include "texts.h"
 
 namespace engram {
 namespace {
@@ -49,21 +50,6 @@ std::vector<FileDescriptor> duplicates(const HostMemory& memory) {
   std::vector<FileDescriptor> copies;
   for (const FileDescriptor& one : memory.descriptors()) copies.push_back(one.duplicate());
   return copies;
-}
-
-std::string message_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  INFO(text);
-  INFO(part);
-  return text.find(part) != std::string::npos;
 }
 
 size_t count_mappings() {

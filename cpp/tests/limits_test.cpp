@@ -11,6 +11,7 @@
 #include "doctest/doctest.h"
 #include "engram/error.h"
 #include "ranks.h"
+#include "texts.h"
 
 namespace engram {
 namespace {
@@ -53,13 +54,6 @@ std::string refusal(const std::vector<RoomRequest>& requests, const std::vector<
     CHECK(error.status() == ENGRAM_OUT_OF_MEMORY);
     return error.what();
   }
-}
-
-bool has(const std::string& text, const std::string& part) {
-  INFO(text);
-  const bool found = text.find(part) != std::string::npos;
-  if (!found) MESSAGE("not found: ", part);
-  return found;
 }
 
 TEST_CASE("cgroup v2: limits of this process's cgroup and those above, page cache left out") {

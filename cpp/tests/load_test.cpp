@@ -10,6 +10,7 @@
 #include "doctest/doctest.h"
 #include "engram/error.h"
 #include "made_file.h"
+#include "texts.h"
 
 namespace engram {
 namespace {
@@ -37,15 +38,6 @@ struct Loading {
   std::vector<uint8_t> memory;
   Source source;
 };
-
-std::string message(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST_CASE("block sums are XXH3-128 as Python's xxhash gives it") {
   std::vector<uint8_t> bytes(256);
@@ -103,7 +95,7 @@ TEST_CASE("a bad block is told with its place and both sums") {
   const Loader loader({&loading.source});
   CHECK_NOTHROW(loader.run(loading.targets(), {}));
   const std::string bad = block_sum(loading.memory.data() + kBlockBytes, kBlockBytes);
-  CHECK(message([&] { loader.run(loading.targets(), {.verify = true}); }) ==
+  CHECK(message_of([&] { loader.run(loading.targets(), {.verify = true}); }) ==
         loading.file.path() +
             ": block 1 of engram.1.values (bytes 67109864 to 134218728): expected sum " + good +
             ", found " + bad);
@@ -111,7 +103,7 @@ TEST_CASE("a bad block is told with its place and both sums") {
 
   loading.source.file.block_sums.clear();
   const Loader without({&loading.source});
-  CHECK(message([&] { without.run(loading.targets(), {.verify = true}); }) ==
+  CHECK(message_of([&] { without.run(loading.targets(), {.verify = true}); }) ==
         loading.file.path() + ": engram.1.values: expected 3 block sums to verify, found 0");
 }
 
@@ -122,7 +114,7 @@ TEST_CASE("loading ends soon after it is cancelled") {
   const LoadOptions options{.num_threads = 3,
                             .cancelled = [&] { return ++calls > 5; },
                             .add_bytes = [&](int64_t num_bytes) { done += num_bytes; }};
-  CHECK(message([&] { Loader({&loading.source}).run(loading.targets(), options); }) ==
+  CHECK(message_of([&] { Loader({&loading.source}).run(loading.targets(), options); }) ==
         "loading was cancelled");
   CHECK(done <= 5 * StoreFile::kPieceBytes);
 }
@@ -142,12 +134,12 @@ TEST_CASE("loading ends soon after any thread's error, which is the one that is 
                             .num_threads = 3,
                             .cancelled = [&] { return ++threads < 0; },
                             .add_bytes = slowly};
-  const std::string text = message([&] { loader.run(loading.targets(), options); });
+  const std::string text = message_of([&] { loader.run(loading.targets(), options); });
   CAPTURE(text);
   CHECK(text.find(loading.file.path()) == 0);
   CHECK(text.find(" more bytes at offset 134218733, found the end") != std::string::npos);
   CHECK(done < 2 * kBlockBytes);
-  CHECK(message([&] {
+  CHECK(message_of([&] {
           loader.check_unchanged();
         }).find(loading.file.path() + ": changed while it was loaded") == 0);
 }
@@ -155,9 +147,9 @@ TEST_CASE("loading ends soon after any thread's error, which is the one that is 
 TEST_CASE("memory that is too small and shares that are none are refused") {
   Loading loading;
   const Loader loader({&loading.source});
-  CHECK(message([&] { loader.run({{loading.memory.data(), 5, &loading.source}}, {}); }) ==
+  CHECK(message_of([&] { loader.run({{loading.memory.data(), 5, &loading.source}}, {}); }) ==
         "engram.1.values: expected memory of at least 134230073 bytes, found 5");
-  CHECK(message([&] { loader.run(loading.targets(), {.share = 2, .shares = 2}); }) ==
+  CHECK(message_of([&] { loader.run(loading.targets(), {.share = 2, .shares = 2}); }) ==
         "share: expected 0 to 1, found 2");
 }
 

@@ -7,6 +7,7 @@
 #include "engram/error.h"
 #include "ranks.h"
 #include "table/cumem.h"
+#include "texts.h"
 
 #if ENGRAM_CUDA
 #include <cuda_runtime_api.h>
@@ -19,15 +20,6 @@
 
 namespace engram {
 namespace {
-
-std::string message_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 #if ENGRAM_CUDA
 constexpr int64_t kBytes = 2 * Registration::kPieceBytes + (3 << 20) + 77;

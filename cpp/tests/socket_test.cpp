@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "ranks.h"
+#include "texts.h"
 
 namespace engram {
 namespace {
@@ -46,12 +47,6 @@ std::string text_of(const Fn& fn) {
     return error.what();
   }
   return "nothing was thrown";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  if (text.find(part) != text.npos) return true;
-  MESSAGE(text);
-  return false;
 }
 
 //! A listening socket at an abstract name or a path, as another program would make it.
@@ -282,20 +277,23 @@ TEST_CASE("paths that are not safe are refused by name") {
   CHECK(has(refusal(), "/missing: cannot read: No such file"));
 }
 
+//! Another user's process, at the first names where a listener of this user would be.
+std::string take_names(const Address& address, int num_names, const Signal& ready) {
+  REQUIRE(setuid(kNobody) == 0);
+  std::vector<FileDescriptor> taken;
+  for (int k = 0; k < num_names; ++k) {
+    taken.push_back(raw_listener(concat("trtllm-engram/0/", address.name, "/", k)));
+  }
+  ready.set();
+  sleep_s(60);
+  return "";
+}
+
 TEST_CASE("other users' sockets are passed over, and they are turned away") {
   if (skip_without_root()) return;
   const Address address = new_address();
   const Signal ready;
-  Process foreign([&] {
-    REQUIRE(setuid(kNobody) == 0);
-    std::vector<FileDescriptor> taken;
-    for (const int k : {0, 1}) {
-      taken.push_back(raw_listener(concat("trtllm-engram/0/", address.name, "/", k)));
-    }
-    ready.set();
-    sleep_s(60);
-    return std::string();
-  });
+  Process foreign([&] { return take_names(address, 2, ready); });
   REQUIRE(ready.wait());
   std::string passed_over;
   CHECK(!try_connect(address, &passed_over));
@@ -326,16 +324,7 @@ TEST_CASE("a name that others have taken whole is an error with a way out") {
   if (skip_without_root()) return;
   const Address address = new_address();
   const Signal ready;
-  Process foreign([&] {
-    REQUIRE(setuid(kNobody) == 0);
-    std::vector<FileDescriptor> taken;
-    for (int k = 0; k < 8; ++k) {
-      taken.push_back(raw_listener(concat("trtllm-engram/0/", address.name, "/", k)));
-    }
-    ready.set();
-    sleep_s(60);
-    return std::string();
-  });
+  Process foreign([&] { return take_names(address, 8, ready); });
   REQUIRE(ready.wait());
   CHECK(has(text_of([&] { Listener listener(address); }),
             concat("found all taken by others (pid ", foreign.pid(), " of user 65534)")));

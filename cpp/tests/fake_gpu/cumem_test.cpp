@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 
+#include "../texts.h"
 #include "doctest/doctest.h"
 #include "engram/error.h"
 #include "fake_gpus.h"
@@ -27,15 +28,6 @@ struct Gpus {
     machine() = {};
   }
 };
-
-std::string message_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST_CASE_FIXTURE(Gpus, "memory cumem is whole granules in at most 16 parts, and is shared") {
   for (const int64_t num_bytes :

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "../ranks.h"
+#include "../texts.h"
 #include "doctest/doctest.h"
 #include "engram/error.h"
 
@@ -67,22 +68,6 @@ struct Fixture {
     driver = nullptr;
   }
 };
-
-std::string message_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  INFO(text);
-  const bool found = text.find(part) != std::string::npos;
-  if (!found) MESSAGE("not found: ", part, " in: ", text);
-  return found;
-}
 
 //! Whether a forked child has the memory.
 bool is_inherited(const HostMemory& memory) {
