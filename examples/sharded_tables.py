@@ -10,23 +10,17 @@ Each rank binds the tables, checks rows of all parts against the formula of made
 measures lookups of rows that lie with itself, with the next rank, and anywhere. Needs torch.
 """
 
-import argparse
 import json
-import secrets
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
+from ranks import events, new_parser, run
 
 from trtllm_engram.builder.formula import row_bytes
-from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
 from trtllm_engram.builder.manifest import read_manifest
-from trtllm_engram.plugins.errors import EngramError, InputError
+from trtllm_engram.plugins.errors import EngramError
 from trtllm_engram.runtime import Tables, ops
 from trtllm_engram.runtime.group import Group
 
@@ -101,46 +95,9 @@ def gigabytes_a_second(tables, manifest, layer, ids):
     return read / begin.elapsed_time(end) / 1e6
 
 
-class Rank:
-    """A rank as its parent sees it."""
-
-    def __init__(self, rank, words):
-        self.rank = rank
-        command = [sys.executable, __file__, "--rank", str(rank), *words]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, **pipes)
-
-    def answer(self):
-        line = self.process.stdout.readline()
-        if not line:
-            code = self.process.wait()
-            raise EngramError(f"rank {self.rank}: expected what it reads, found exit code {code}")
-        return {"rank": self.rank, **json.loads(line)}
-
-    def ask(self):
-        print("again", file=self.process.stdin, flush=True)
-
-    def end(self):
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def parent_main(args, store, made_up):
-    words = ["--ranks", str(args.ranks), "--store", store, "--group", secrets.token_hex(8)]
-    words += ["--timeout", str(args.timeout), *(["--made-up"] if made_up else [])]
-    ranks = [Rank(rank, words) for rank in range(args.ranks)]
-    try:
-        report(args, [rank.answer() for rank in ranks], "loaded")
-        if args.kill is not None:
-            victim = ranks.pop(args.kill)
-            victim.process.send_signal(signal.SIGKILL)
-            victim.end()
-            for rank in ranks:
-                rank.ask()
-            report(args, [rank.answer() for rank in ranks], f"rank {args.kill} killed")
-    finally:
-        for rank in ranks:
-            rank.end()
+    for event, readers in events(args, store, made_up):
+        report(args, readers, event)
 
 
 def report(args, readers, event):
@@ -156,33 +113,7 @@ def report(args, readers, event):
         print(f"    reads rows in GB/s: {speeds}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", metavar="N", type=int, required=True)
-    parser.add_argument("--kill", metavar="RANK", type=int, help="kill -9 it once all have loaded")
-    parser.add_argument("--store", metavar="DIR", help="default: made-up tables")
-    parser.add_argument("--gb", type=float, default=1.0, help="of the made-up tables (default: 1)")
-    parser.add_argument("--timeout", metavar="S", type=float, default=120.0)
-    parser.add_argument("--json", action="store_true", help="one JSON object for each event")
-    for hidden in ("--rank", "--group", "--made-up"):  # what a rank is told by its parent
-        kind = {"action": "store_true"} if hidden == "--made-up" else {}
-        parser.add_argument(hidden, help=argparse.SUPPRESS, **kind)
-    args = parser.parse_args()
-    if args.ranks < 1 or args.kill not in (None, *range(args.ranks)):
-        parser.error(f"expected --kill RANK below --ranks N, found {args.kill} and {args.ranks}")
-    if args.rank is not None:
-        args.rank = int(args.rank)
-        rank_main(args)
-    elif args.store is not None:
-        parent_main(args, args.store, made_up=False)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            write_made_up_store(folder, config_of_size(int(args.gb * 1e9)))
-            parent_main(args, folder, made_up=True)
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except (EngramError, InputError) as error:
-        sys.exit(f"{Path(__file__).name}: {error}")
+    parser = new_parser(__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object for each event")
+    run(parser, rank_main, parent_main)
