@@ -15,6 +15,7 @@ from engines import small_store, tensor_bytes
 from table_machine import points_library
 from table_ranks import DEATH_SECONDS, Job, Node, Stop, hold, made_up_store
 
+pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_faults")]
 RANKS = 3
 
@@ -88,15 +89,6 @@ def store(tmp_path_factory):
 def shared_node():
     with Node(points_library()) as node:
         yield node
-
-
-@pytest.fixture
-def node(shared_node):
-    """Left by every test as it was, but for processes of the test, which end here."""
-    before = shared_node.look()
-    yield shared_node
-    shared_node.end_processes()
-    shared_node.settles(before)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from engines import small_store
 from table_machine import NOBODY, needs_namespaces, needs_root
 from table_ranks import Job, Node, hold, write_toml
 
+pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_group")]
 KINDS = ["memfd", "shm", "private"]
 
@@ -34,15 +35,6 @@ def other_store(tmp_path_factory):
 def shared_node():
     with Node() as node:
         yield node
-
-
-@pytest.fixture
-def node(shared_node):
-    """Left by every test as it was."""
-    before = shared_node.look()
-    yield shared_node
-    shared_node.end_processes()
-    shared_node.settles(before)
 
 
 @pytest.mark.parametrize("kind", KINDS)

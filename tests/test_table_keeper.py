@@ -12,6 +12,7 @@ from engines import small_store
 from table_machine import NOBODY, needs_namespaces, needs_root, points_library
 from table_ranks import DEATH_SECONDS, Job, Node, Stop, group_name, hold, write_toml
 
+pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_keeper")]
 CYCLES = 200
 
@@ -25,14 +26,6 @@ def store(tmp_path_factory):
 def shared_node():
     with Node(points_library()) as node:
         yield node
-
-
-@pytest.fixture
-def node(shared_node):
-    before = shared_node.look()
-    yield shared_node
-    shared_node.end_processes()
-    shared_node.settles(before)
 
 
 class Keeper:

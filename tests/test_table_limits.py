@@ -13,6 +13,7 @@ from engines import small_store
 from table_machine import cgroup, needs_namespaces, points_library
 from table_ranks import Job, Node, Stop, hold, made_up_store
 
+pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_limits")]
 MIB = 1 << 20
 BYTES = 96 * MIB  # of the table
@@ -26,18 +27,10 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared_node():
-    """With the library as it is installed: sanitizers need descriptors and memory of their own."""
+    """A container-like one: its /dev/shm has 64 MiB. With the library as it is installed:
+    sanitizers need descriptors and memory of their own."""
     with Node(shm="64m") as node:
         yield node
-
-
-@pytest.fixture
-def node(shared_node):
-    """A container-like one: its /dev/shm has 64 MiB."""
-    before = shared_node.look()
-    yield shared_node
-    shared_node.end_processes()
-    shared_node.settles(before)
 
 
 @pytest.fixture(scope="module")
