@@ -34,6 +34,15 @@ LARGEST = 1 << 20  # of a request or an answer
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
+def open_files(process: int | str) -> list[str]:
+    """What the descriptors of a process are open on, by /proc."""
+    files = []
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile, as the listing's own is
+            files.append(str(link.readlink()))
+    return files
+
+
 class Rank:
     """What a forked process can be asked; every answer is JSON."""
 
@@ -104,14 +113,10 @@ class Rank:
 
     def snapshot(self) -> dict[str, Any]:
         """What this process holds."""
-        fds = []
-        for link in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):  # the listing's own is gone
-                fds.append(str(link.readlink()))
         maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
         shared = [line.split(maxsplit=5)[5] for line in maps if line.split()[1].endswith("s")]
         return {
-            "fds": sorted(fds),
+            "fds": sorted(open_files("self")),
             "shared": sorted(shared),
             "threads": sum(1 for _ in Path("/proc/self/task").iterdir()),
         }

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from checkout import ROOT
-from rank_server import LARGEST
+from rank_server import LARGEST, open_files
 from table_machine import library_environment, unshare_command, why_no_namespaces
 
 from trtllm_engram.builder.config import EngramConfig
@@ -112,6 +112,17 @@ class Process:
             if time.monotonic() > deadline:
                 assert now == before
             time.sleep(0.02)
+
+    def connects(self, size: int, seconds: float = 30) -> None:
+        """Waits until it has the connections of a group of this size: rank 0 to each other rank,
+        those to rank 0. From then on it sees these ranks die, by a pidfd of each."""
+        expected = size - 1 if self.rank == 0 else 1
+        deadline = time.monotonic() + seconds
+        while (found := open_files(self.pid).count("anon_inode:[pidfd]")) != expected:
+            assert time.monotonic() < deadline, (
+                f"rank {self.rank}: expected {expected} connections, found {found}; {self.where()}"
+            )
+            time.sleep(0.005)
 
     def signal(self, number: int) -> None:
         signal.pidfd_send_signal(self._handle, number)
