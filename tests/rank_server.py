@@ -28,6 +28,7 @@ from trtllm_engram.builder.checkpoint import SCALES, VALUES
 from trtllm_engram.builder.formula import Formula
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.runtime import Tables, _native
+from trtllm_engram.runtime.machine import memory_info
 from trtllm_engram.runtime.tables import describe_tables
 
 LARGEST = 1 << 20  # of a request or an answer
@@ -288,16 +289,10 @@ def _start(channel: socket.socket, start: dict[str, Any], control: socket.socket
 def _look() -> dict[str, Any]:
     """What the node shows: names in /dev/shm, Unix sockets, bytes of shared memory."""
     sockets = Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]
-    meminfo = dict(
-        line.split(":") for line in Path("/proc/meminfo").read_text("utf-8").splitlines()
-    )
     return {
         "shm": sorted(path.name for path in Path("/dev/shm").iterdir()),
         "unix": sorted(" ".join(line.split()[7:]) for line in sockets),
-        **{
-            name: 1024 * int(meminfo[name].split()[0])
-            for name in ("Shmem", "MemAvailable", "HugePages_Free")
-        },
+        "Shmem": memory_info()["Shmem"],
     }
 
 

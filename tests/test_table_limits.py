@@ -13,6 +13,8 @@ from engines import small_store
 from table_machine import cgroup, needs_namespaces, points_library
 from table_ranks import Job, Node, Stop, hold, made_up_store
 
+from trtllm_engram.runtime.machine import huge_pages
+
 pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_limits")]
 MIB = 1 << 20
@@ -218,7 +220,7 @@ def test_numa_node_that_is_not_there(node, store, tmp_path):
 def test_reserved_pages_too_few(node, store, tmp_path):
     """Pages of 2 MiB that nobody reserved: the numbers say how many are needed."""
     ranks = node.ranks(2)
-    free = node.look()["HugePages_Free"]
+    free = sum(pool.free for pool in huge_pages() if pool.page_bytes == 2 * MIB)
     if free * 2 * MIB >= BYTES:
         pytest.skip(f"this machine: {free} pages of 2 MiB are reserved")
     job = large_job(tmp_path, store, 2, pages="2m")
