@@ -34,9 +34,7 @@ from checkout import ROOT
 from rank_server import LARGEST, open_files
 from table_machine import library_environment, unshare_command, why_no_namespaces
 
-from trtllm_engram.builder.config import EngramConfig
-from trtllm_engram.builder.layout import find_primes
-from trtllm_engram.builder.made_up import write_made_up_store
+from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
 from trtllm_engram.runtime import Store
 
 DEATH_SECONDS = 10.0  # until every survivor has raised
@@ -296,23 +294,8 @@ class Stop:
 
 def made_up_store(folder: Path, num_bytes: int) -> Path:
     """A store in name alone, whose table of layer 1, for formula_seed, has about as many bytes."""
-    row_bytes = 256 + 8
-    primes = find_primes(1, 2, 2, num_bytes // row_bytes // 2)
-    config = EngramConfig(
-        layer_ids=(1,),
-        num_embeddings=(int(primes.sum()),),
-        max_ngram_size=2,
-        n_heads=2,
-        head_dim=256,
-        engram_vocab_size=num_bytes // row_bytes // 2,
-        compressed_vocab_size=40,
-        pad_token_id=2,
-        hidden_size=64,
-        hc_mult=2,
-        rms_norm_eps=1e-6,
-    )
     folder.mkdir(exist_ok=True)
-    write_made_up_store(folder, config)
+    write_made_up_store(folder, config_of_size(num_bytes, layers=(1,)))
     return folder
 
 
