@@ -141,7 +141,7 @@ class Tables:
     def bind_all(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
         """Binds several names at once, or none: bind's arguments by name. Ranks that share more
         than one table meet once for all."""
-        text = to_toml({name: table_keys(**keys) for name, keys in tables.items()}, self._group)
+        text = to_toml(tables, self._group)
         self._load(lambda: _native.bind_tables(text, str(Path.cwd()), "Tables.bind"), list(tables))
 
     def unbind(self, name: str) -> None:
@@ -222,9 +222,19 @@ def report_progress(progress: Progress | None) -> None:
             progress(done, total)
 
 
-def table_keys(
-    *, store: str | os.PathLike[str] | Store, layer: int, **options: Any
-) -> dict[str, Any]:
+def to_toml(tables: Mapping[str, Mapping[str, Any]], group: Group | None) -> str:
+    """The TOML text of tables by name, each with bind's arguments."""
+    lines: list[str] = ["format_version = 1"]
+    if group is not None:
+        lines.append("[group]")
+        lines.extend(_line(key, value) for key, value in group.keys().items())
+    for name, arguments in tables.items():
+        lines.append(f"[tables.{_quote(name)}]")
+        lines.extend(_line(key, value) for key, value in _keys(**arguments).items())
+    return "\n".join(lines)
+
+
+def _keys(*, store: str | os.PathLike[str] | Store, layer: int, **options: Any) -> dict[str, Any]:
     """The keys of [tables.NAME] that bind's arguments are; what is None is left out."""
     keys = {key: value for key, value in options.items() if value is not None}
     if isinstance(store, Store):
@@ -234,18 +244,6 @@ def table_keys(
     if "checkpoint" in keys:
         keys["checkpoint"] = str(Path(keys["checkpoint"]).absolute())
     return {"store": str(Path(store).absolute()), "layer": layer, **keys}
-
-
-def to_toml(tables: Mapping[str, Mapping[str, Any]], group: Group | None) -> str:
-    """The TOML text of tables by name."""
-    lines: list[str] = ["format_version = 1"]
-    if group is not None:
-        lines.append("[group]")
-        lines.extend(_line(key, value) for key, value in group.keys().items())
-    for name, keys in tables.items():
-        lines.append(f"[tables.{_quote(name)}]")
-        lines.extend(_line(key, value) for key, value in keys.items())
-    return "\n".join(lines)
 
 
 def _line(key: str, value: object) -> str:

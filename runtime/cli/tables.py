@@ -26,7 +26,7 @@ from trtllm_engram.plugins.errors import InputError
 from ..group import Group
 from ..holders import Holder, find_holders
 from ..keeper import serve, stop_keeper
-from ..tables import Tables, table_keys, to_toml
+from ..tables import Tables, to_toml
 from . import common_options, console
 
 EXAMPLE = "trtllm-engram tables load STORE --verify"
@@ -195,7 +195,7 @@ def _serve(args: argparse.Namespace) -> int:
         report = bar.enter_context(console.progress(args, "load"))
         try:
             serve(
-                to_toml({name: table_keys(**keys) for name, keys in tables.items()}, None),
+                to_toml(tables, None),
                 args.name,
                 str(Path(args.socket).absolute()) if args.socket else "",
                 stop=stop,
