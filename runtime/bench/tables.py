@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,7 +18,7 @@ from typing import Any
 
 from trtllm_engram.builder.checkpoint import SCALES, VALUES
 from trtllm_engram.builder.config import EngramConfig
-from trtllm_engram.builder.files import check_free_bytes, writing
+from trtllm_engram.builder.files import check_free_bytes, sync, writing
 from trtllm_engram.builder.formula import Formula
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
@@ -28,6 +28,7 @@ from trtllm_engram.plugins.errors import EngramError
 from .measure import median_seconds, num_cores
 
 _TURNS = 3
+_RAM_FOLDER = Path("/dev/shm")  # where dd writes to memory
 _LAYERS = (1,)
 _SEED = 0
 _ATTACH_S = 2.0  # for 64 GiB
@@ -56,12 +57,11 @@ class Figure:
 def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> list[Figure]:
     """A store whose files are in the page cache, loaded by ranks and by dd."""
     config = config_of_size(file_bytes, _LAYERS)
-    store, target = folder / "store", _ram_folder()
+    store = folder / "store"
     store.mkdir()
-    _write_store(store, config)
-    files = [span.file for span in _spans(store)]
+    files = _write_store(store, config)
     table_bytes = sum(file.stat().st_size for file in files)
-    check_free_bytes(target, table_bytes)
+    check_free_bytes(_RAM_FOLDER, table_bytes)
     readers = num_ranks * min(16, max(4, 2 * num_cores() // num_ranks))  # loader_threads of load.h
     loads: list[list[dict[str, Any]]] = []
 
@@ -69,13 +69,13 @@ def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> li
         with ranks(store, num_ranks, {"memory": memory}) as started:
             loads.append([rank.loaded for rank in started])
 
-    with tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=target) as scratch:
+    with tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=_RAM_FOLDER) as scratch:
         dd, _ = median_seconds(
             [lambda _: _copy_by_dd(files, Path(scratch), readers), load],
             _TURNS,
             before=lambda: _warm(files, Path(scratch)),
         )
-    seconds = sorted(_bind_seconds(one) for one in loads)[len(loads) // 2]
+    seconds = statistics.median(_bind_seconds(one) for one in loads)
     rate, dd_rate = table_bytes / seconds, table_bytes / dd
     return [
         Figure(
@@ -117,8 +117,8 @@ def bench_keeper(store: Path) -> list[Figure]:
         for _ in range(_TURNS):
             with ranks(store, 1, {"memory": "keeper", "formula_seed": _SEED}, name) as started:
                 answers.append([started[0].loaded])
-    attach = sorted(_bind_seconds(one) for one in answers)[_TURNS // 2]
-    registration = sorted(_registered_seconds(one) for one in answers)[_TURNS // 2]
+    attach = statistics.median(_bind_seconds(one) for one in answers)
+    registration = statistics.median(_registered_seconds(one) for one in answers)
     allowed = _ATTACH_S * max(1.0, table_bytes / _ATTACH_BYTES)
     return [
         Figure(
@@ -230,27 +230,21 @@ def _registered_seconds(loaded: Sequence[dict[str, Any]]) -> float:
     return seconds
 
 
-def _write_store(store: Path, config: EngramConfig) -> None:
-    """A made-up store with its files, whose bytes are the formula's."""
+def _write_store(store: Path, config: EngramConfig) -> list[Path]:
+    """A made-up store with its tables' files, which are returned; their bytes are the formula's."""
     write_made_up_store(store, config)
     manifest = read_manifest(store)
+    files = []
     for layer_id, parts in manifest.layers.items():
         for name in (VALUES, SCALES):
             span = manifest.span(store, parts[name])
-            with writing(span.file), span.file.open("wb") as file:
-                for _, data in Formula(config, layer_id, name, _SEED).chunks(0, span.nbytes):
-                    file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-
-
-def _spans(store: Path) -> list[Any]:
-    manifest = read_manifest(store)
-    return [
-        manifest.span(store, parts[name])
-        for parts in manifest.layers.values()
-        for name in (VALUES, SCALES)
-    ]
+            with writing(span.file):
+                with span.file.open("wb") as file:
+                    for _, data in Formula(config, layer_id, name, _SEED).chunks(0, span.nbytes):
+                        file.write(data)
+                sync(span.file)
+            files.append(span.file)
+    return files
 
 
 def _copy_by_dd(files: Sequence[Path], target: Path, readers: int) -> None:
@@ -280,11 +274,6 @@ def _warm(files: Sequence[Path], scratch: Path) -> None:
         with file.open("rb") as opened:
             while opened.read(64 << 20):
                 pass
-
-
-def _ram_folder() -> Path:
-    """Where dd writes to memory."""
-    return Path("/dev/shm")
 
 
 def _count(num_ranks: int) -> str:
