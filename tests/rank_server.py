@@ -49,12 +49,9 @@ class Rank:
 
     def __init__(self) -> None:
         self.tables: list[Tables] = []
-        self.records: list[str] = []
         self.sockets: list[socket.socket] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: self.records.append(record.getMessage())  # type: ignore[method-assign]
         logger = logging.getLogger("trtllm_engram")
-        logger.addHandler(handler)
+        logger.addHandler(logging.NullHandler())  # what the library logs comes this far
         logger.setLevel(logging.DEBUG)
 
     def warm_up(self) -> None:
@@ -126,9 +123,6 @@ class Rank:
         """Bytes of this process's memory by kind: Rss, Pss, Shared_Dirty and so on."""
         lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
         return {line.split()[0].rstrip(":"): 1024 * int(line.split()[1]) for line in lines}
-
-    def logged(self) -> list[str]:
-        return self.records
 
     def fork(self, name: str) -> int:
         """Ends a child, libraries' exit handlers included, that has read a table; its status."""

@@ -232,8 +232,8 @@ def open_folder():
     shutil.rmtree(folder)
 
 
-def abstract(name, number=0, user=0):
-    return f"@trtllm-engram/{user}/group/{name}/{number}"
+def abstract(name, number=0):
+    return f"@trtllm-engram/0/group/{name}/{number}"
 
 
 @needs_root

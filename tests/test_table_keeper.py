@@ -31,10 +31,10 @@ def shared_node():
 class Keeper:
     """`tables serve` in a process of its own."""
 
-    def __init__(self, node, folder, store, *options, stop=None, name=None, user=0):
+    def __init__(self, node, folder, store, *options, stop=None, name=None):
         self.name = name or group_name()
         self.output = folder / f"{self.name}-{time.monotonic_ns()}.txt"
-        self.process = node.start("keeper", stop.environment if stop else None, user=user)
+        self.process = node.start("keeper", stop.environment if stop else None)
         self.process.do("warm_up")
         arguments = ["tables", "serve", str(store.path), "--name", self.name, "--json", *options]
         self.process.ask("command", arguments=arguments, output=str(self.output))

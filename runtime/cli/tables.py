@@ -279,7 +279,7 @@ def _layers(text: str | None, config: EngramConfig) -> list[int]:
     if text is None:
         return known
     chosen = [int(part) if part.isdecimal() and len(part) < 10 else -1 for part in text.split(",")]
-    if not chosen or not set(chosen) <= set(known):
+    if not set(chosen) <= set(known):
         raise InputError(f"--layers: expected some of {','.join(map(str, known))}, found {text!r}")
     return chosen
 
