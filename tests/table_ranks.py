@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,9 +228,11 @@ class Node:
         self._processes.append(Process(self, pid, ours, rank))
         return self._processes[-1]
 
-    def ranks(self, count: int, **options: Any) -> list[Process]:
-        """Processes that have loaded the library, by rank."""
-        ranks = [self.start(rank, **options) for rank in range(count)]
+    def ranks(
+        self, count: int, environments: Mapping[int, dict[str, str]] | None = None
+    ) -> list[Process]:
+        """Processes that have loaded the library, by rank; environments: of some, by rank."""
+        ranks = [self.start(rank, (environments or {}).get(rank)) for rank in range(count)]
         for rank in ranks:
             rank.ask("warm_up")
         for rank in ranks:

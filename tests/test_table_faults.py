@@ -100,20 +100,11 @@ def release_node():
         yield node
 
 
-def ranks_with_stop(node, stop, victim):
-    """RANKS processes that have loaded the library, of which one stops at the point."""
-    environments = [stop.environment if rank == victim else {} for rank in range(RANKS)]
-    ranks = [node.start(rank, environment) for rank, environment in enumerate(environments)]
-    for rank in ranks:
-        rank.do("warm_up")
-    return ranks
-
-
 @pytest.mark.parametrize(("point", "victim"), BIND_CASES)
 def test_killed_while_binding(node, store, tmp_path, point, victim):
     names = node.look()
     stop = Stop(tmp_path, point, victim)
-    ranks = ranks_with_stop(node, stop, victim)
+    ranks = node.ranks(RANKS, {victim: stop.environment})
     survivors = [rank for rank in ranks if rank.rank != victim]
     before = [rank.do("snapshot") for rank in survivors]
     outcome = BIND_POINTS[point][1]
@@ -150,7 +141,7 @@ def test_killed_with_a_path_socket(node, store, tmp_path, point):
     """The file of a rank 0 that was killed does not outlive the others' errors."""
     path = tmp_path / "socket"
     stop = Stop(tmp_path, point, 0)
-    ranks = ranks_with_stop(node, stop, 0)
+    ranks = node.ranks(RANKS, {0: stop.environment})
     job = Job(tmp_path, store, RANKS, group={"socket": str(path), "timeout_s": 120.0})
     job.ask(ranks)
     stop.arrives(ranks[0])
@@ -168,7 +159,7 @@ def test_killed_with_a_path_socket(node, store, tmp_path, point):
 def test_all_others_killed(node, store, tmp_path):
     """At once, rank 0 among them."""
     stop = Stop(tmp_path, "load.block", 1)
-    ranks = ranks_with_stop(node, stop, 1)
+    ranks = node.ranks(RANKS, {1: stop.environment})
     before = [ranks[2].do("snapshot")]
     Job(tmp_path, store, RANKS).ask(ranks)
     stop.arrives(ranks[1])
@@ -214,7 +205,7 @@ def test_killed_at_any_time(release_node, store, tmp_path):
 def test_killed_while_unbinding(node, store, tmp_path, point, victim):
     """What the others have is theirs."""
     stop = Stop(tmp_path, point, victim)
-    ranks = ranks_with_stop(node, stop, victim)
+    ranks = node.ranks(RANKS, {victim: stop.environment})
     job = Job(tmp_path, store, RANKS)
     job.bind(ranks)
     ranks[victim].ask("close")
@@ -246,7 +237,7 @@ def test_stopped_rank(node, store, tmp_path, victim):
     learns that it is alone."""
     timeout = 2.0
     stop = Stop(tmp_path, "load.block", victim)
-    ranks = ranks_with_stop(node, stop, victim)
+    ranks = node.ranks(RANKS, {victim: stop.environment})
     job = Job(tmp_path, store, RANKS, group={"timeout_s": timeout})
     job.ask(ranks)
     stop.arrives(ranks[victim])
@@ -266,7 +257,7 @@ def test_signal_while_loading(node, store, tmp_path, number, victim):
     """SIGTERM ends its process, SIGINT raises KeyboardInterrupt there; the others raise at once."""
     other = 1 - victim  # ranks 0 and 1 have the small table's two blocks
     stop = Stop(tmp_path, "load.block", other)  # loading lasts until it goes on
-    ranks = ranks_with_stop(node, stop, other)
+    ranks = node.ranks(RANKS, {other: stop.environment})
     before = [rank.do("snapshot") for rank in ranks]
     job = Job(tmp_path, store, RANKS)
     job.ask(ranks)
@@ -317,7 +308,7 @@ def test_store_that_changes_while_it_loads(node, tmp_path, change, point):
     """Before its first block is read, or after its last."""
     store = small_store(tmp_path)
     stop = Stop(tmp_path, point, 1)
-    ranks = ranks_with_stop(node, stop, 1)
+    ranks = node.ranks(RANKS, {1: stop.environment})
     before = [rank.do("snapshot") for rank in ranks]
     job = Job(tmp_path, store, RANKS)
     job.ask(ranks)
@@ -370,7 +361,7 @@ def test_fork_after_load(node, store, tmp_path, kind):
 def test_child_that_outlives_its_parent(node, store, tmp_path):
     """A forked child that is left over has the group's sockets open: the others see the death."""
     stop = Stop(tmp_path, "load.block", 1)
-    ranks = ranks_with_stop(node, stop, 1)
+    ranks = node.ranks(RANKS, {1: stop.environment})
     job = Job(tmp_path, store, RANKS)
     children = tmp_path / "children live"
     children.touch()
@@ -425,7 +416,7 @@ def test_memory_is_given_back(node, tmp_path):
     num_bytes = 200 << 20
     store = made_up_store(tmp_path / "store", num_bytes)
     stop = Stop(tmp_path, "load.end", 2)
-    ranks = ranks_with_stop(node, stop, 2)
+    ranks = node.ranks(RANKS, {2: stop.environment})
     names = node.look()
     job = Job(tmp_path, store, RANKS, formula_seed=0)
     job.ask(ranks)

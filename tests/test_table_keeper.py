@@ -222,7 +222,7 @@ def test_rank_killed_while_it_attaches(node, store, tmp_path, point, victim):
     keeper = Keeper(node, tmp_path, store)
     keeper.is_ready()
     where = Stop(tmp_path, point, victim)
-    ranks = [node.start(rank, where.environment if rank == victim else {}) for rank in range(2)]
+    ranks = node.ranks(2, {victim: where.environment})
     job = attaching(tmp_path, store, keeper)
     job.ask(ranks)
     where.arrives(ranks[victim])

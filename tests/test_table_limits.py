@@ -113,7 +113,7 @@ def test_shm_that_fills_meanwhile(points_node, tmp_path, point):
     store = made_up_store(tmp_path / "store", 40 * MIB)
     victim = 0 if point == "allocate.create" else 1
     stop = Stop(tmp_path, point, victim)
-    ranks = [node.start(rank, stop.environment if rank == victim else {}) for rank in range(RANKS)]
+    ranks = node.ranks(RANKS, {victim: stop.environment})
     job = large_job(tmp_path, store, memory="shm")
     job.ask(ranks)
     stop.arrives(ranks[victim])
