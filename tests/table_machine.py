@@ -23,8 +23,6 @@ from typing import Any
 import pytest
 from checkout import ROOT
 
-NOBODY = 65534
-
 
 @functools.cache
 def why_no_namespaces() -> str:

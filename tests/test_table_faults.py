@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from checkout import ROOT
+from checkpoints import shard_of
 from engines import small_store, tensor_bytes
 from table_machine import points_library
 from table_ranks import DEATH_SECONDS, Job, Node, Stop, hold, made_up_store
@@ -313,7 +314,7 @@ def test_store_that_changes_while_it_loads(node, tmp_path, change, point):
     job = Job(tmp_path, store, RANKS)
     job.ask(ranks)
     stop.arrives(ranks[1])
-    file = Path(tensor_bytes(tmp_path / "checkpoint", "1.engram.embed.weight").filename)
+    file = shard_of(tmp_path / "checkpoint", "layers.1.engram.embed.weight")
     CHANGES[change](file)
     ranks[1].signal(signal.SIGCONT)
     for rank in ranks:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from checkout import ROOT
+from checkpoints import NOBODY
 from engines import small_store
-from table_machine import NOBODY, needs_namespaces, needs_root
+from table_machine import needs_namespaces, needs_root
 from table_ranks import Job, Node, hold, write_toml
 
 pytest_plugins = "table_fixtures"

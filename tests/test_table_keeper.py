@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from checkpoints import NOBODY
 from engines import small_store
-from table_machine import NOBODY, needs_namespaces, needs_root, points_library
+from table_machine import needs_namespaces, needs_root, points_library
 from table_ranks import DEATH_SECONDS, Job, Node, Stop, group_name, hold, write_toml
 
 pytest_plugins = "table_fixtures"

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 
 import pytest
 from checkpoints import NOBODY
 from table_holders import RECORD, TABLE, holder
+from table_machine import needs_root
 
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime.holders import HeldTable, Holder, find_holder, find_holders
@@ -59,7 +59,7 @@ def test_a_record_that_cannot_be_read_is_passed_over(text):
         find_holders()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process needs root to start it")
+@needs_root
 def test_another_users_process_is_passed_over():
     """Root may look into it, and must not stop it for a keeper of its own."""
     with holder({"name": "theirs"}, user=NOBODY) as pid:
