@@ -27,6 +27,7 @@ def why_no_gpu() -> str:
     return driver.error or ("" if driver.gpus else "no CUDA device")
 
 
+@functools.cache
 def why_no_gpus() -> str:
     """Empty where there are two, or where there is none."""
     from trtllm_engram.runtime import gpus
