@@ -115,7 +115,7 @@ def test_without_torch_one_line_says_so(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     gpu.load_torch.cache_clear()
     assert main(["bench", "lookup"]) == 2
-    assert "expected torch for a benchmark on a GPU, found none" in capsys.readouterr().err
+    assert "bench: error: expected torch for a benchmark on a GPU" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -34,10 +34,10 @@ def load_torch() -> Any:
         torch = importlib.import_module("torch")
     except ImportError:
         raise InputError(
-            "bench: expected torch for a benchmark on a GPU, found none: pip install torch"
+            "expected torch for a benchmark on a GPU, found none: pip install torch"
         ) from None
     if not torch.cuda.is_available():
-        raise InputError("bench: expected a CUDA device for this benchmark, found none")
+        raise InputError("expected a CUDA device for this benchmark, found none")
     return torch
 
 
@@ -191,7 +191,7 @@ class Bench:
 def expect(holds: bool, row: str, num_tokens: int, name: str) -> None:
     """Raises EngramError where a contender's result is not what it should be."""
     if not holds:
-        raise EngramError(f"bench: {row}, T = {num_tokens}: {name} gave another result")
+        raise EngramError(f"{row}, T = {num_tokens}: {name} gave another result")
 
 
 def machine() -> dict[str, str]:

@@ -75,7 +75,7 @@ def bench_hash() -> list[Measurement]:
 
     run(0)
     if not np.array_equal(out[few], demo_check.hash_ids(layout, token_map, token_ids[few])):
-        raise EngramError("bench: hash: expected the ids of numpy's formula, found others")
+        raise EngramError("hash: expected the ids of numpy's formula, found others")
     (seconds,) = median_seconds([run], _TURNS)
     rate = _HASH_TOKENS * layout.config.num_layers / seconds / num_cores()
     return [Measurement("hash, each core", rate, "pairs", "the target", _HASH_TARGET, 1.0)]
@@ -86,4 +86,4 @@ def _check_lookup(
 ) -> None:
     expected = demo_check.rows(values, scales, ids).view(np.uint16)
     if not np.array_equal(ops.lookup(values, scales, ids).view(np.uint16), expected):
-        raise EngramError("bench: lookup: expected the rows of numpy's formula, found others")
+        raise EngramError("lookup: expected the rows of numpy's formula, found others")

@@ -155,7 +155,7 @@ class Rank:
         line = self._process.stdout.readline()
         if not line:
             _, errors = self._process.communicate()
-            raise EngramError(f"bench: {' '.join(errors.split()) or 'a rank ended'}")
+            raise EngramError(" ".join(errors.split()) or "a rank ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -200,7 +200,7 @@ def _keeper(store: Path, name: str) -> Iterator[dict[str, Any]]:
             yield _read_document(process.stdout)
         except EOFError:
             _, errors = process.communicate()
-            raise EngramError(f"bench: {' '.join(errors.split())}") from None
+            raise EngramError(" ".join(errors.split())) from None
         finally:
             process.terminate()
 
@@ -263,7 +263,7 @@ def _copy_by_dd(files: Sequence[Path], target: Path, readers: int) -> None:
         processes.append(subprocess.Popen(["sh", "-ec", "\n".join(script), "sh", *words]))
     codes = [process.wait() for process in processes]
     if any(codes):
-        raise EngramError(f"bench: dd: expected copies of {files[0].parent}, found a failure")
+        raise EngramError(f"dd: expected copies of {files[0].parent}, found a failure")
 
 
 def _warm(files: Sequence[Path], scratch: Path) -> None:

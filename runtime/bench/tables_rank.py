@@ -70,7 +70,7 @@ def _check(
     values, scales = row_bytes(config, table["layer"], ids.ravel(), seed)
     right = demo_check.rows(values, scales, np.arange(ids.size, dtype=np.int32).reshape(shape))
     if not np.array_equal(tables.lookup(name, ids).view(np.uint16), right.view(np.uint16)):
-        raise EngramError(f"bench: {name}: expected the formula's rows, found others")
+        raise EngramError(f"{name}: expected the formula's rows, found others")
 
 
 def _pss_bytes() -> int:

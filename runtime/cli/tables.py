@@ -21,7 +21,7 @@ from trtllm_engram.builder.config import EngramConfig
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.made_up import write_made_up_store
 from trtllm_engram.builder.manifest import MANIFEST_FILE, read_manifest
-from trtllm_engram.plugins.errors import InputError
+from trtllm_engram.plugins.errors import EngramError, InputError
 
 from ..group import Group
 from ..holders import Holder, find_holders
@@ -168,7 +168,7 @@ def _load(args: argparse.Namespace) -> int:
     )
     bar = console.progress(args, "load") if group.is_first else contextlib.nullcontext()
     with contextlib.ExitStack() as stack:
-        with _tables(args) as tables, bar as report:
+        with _tables(args) as tables, bar as report, _said_once():
             loaded = stack.enter_context(Tables(group, report))
             started = time.perf_counter()
             loaded.bind_all(tables)
@@ -191,7 +191,7 @@ def _serve(args: argparse.Namespace) -> int:
         bar.close()
         _print_serving(args, holder, time.perf_counter() - started)
 
-    with _tables(args) as tables, contextlib.ExitStack() as bar:
+    with _tables(args) as tables, contextlib.ExitStack() as bar, _said_once():
         report = bar.enter_context(console.progress(args, "load"))
         try:
             serve(
@@ -272,6 +272,15 @@ def _tables(args: argparse.Namespace) -> Iterator[dict[str, dict[str, Any]]]:
             table_name(layer_id): {"store": store, "layer": layer_id, **options}
             for layer_id in _layers(args.layers, config)
         }
+
+
+@contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+    """The library's errors begin with the word that is this command's name."""
+    try:
+        yield
+    except (InputError, EngramError) as error:
+        raise type(error)(str(error).removeprefix("tables: ")) from error
 
 
 def _layers(text: str | None, config: EngramConfig) -> list[int]:
