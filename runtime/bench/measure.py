@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import platform
 import statistics
@@ -10,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from ..machine import read_text
 
@@ -47,6 +51,21 @@ def median_seconds(
             contender(turn)
             seconds.append(time.perf_counter() - started)
     return [statistics.median(seconds) for seconds in times]
+
+
+def touch_memory(num_bytes: int) -> None:
+    """Takes this much memory on huge pages where there are any, writes to it and gives it back.
+
+    A virtual machine may hand free huge pages back to its host, two seconds after Linux has them,
+    and never what lies free between pages in use. Who then allocates large pages waits for the host
+    to clear them, several times as long as for Linux to do so, and who allocates small ones does
+    not. Contenders that allocate right after this call both get memory that the host has given.
+    """
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(-1, num_bytes, flags=private) as memory:
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
 
 
 def machine_name() -> str:

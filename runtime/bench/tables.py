@@ -25,7 +25,7 @@ from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.plugins.errors import EngramError
 
-from .measure import median_seconds, num_cores
+from .measure import median_seconds, num_cores, touch_memory
 
 _TURNS = 3
 _RAM_FOLDER = Path("/dev/shm")  # where dd writes to memory
@@ -55,7 +55,13 @@ class Figure:
 
 
 def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> list[Figure]:
-    """A store whose files are in the page cache, loaded by ranks and by dd."""
+    """A store whose files are in the page cache, loaded by ranks and copied to /dev/shm by dd.
+
+    As many dd run at once as the ranks have threads that read, each with a part of every file, and
+    with 1 MiB at a time: its buffer stays in a core's cache, which is dd's fastest. Both allocate
+    what they fill within the time measured, the table on huge pages and dd's files as the machine's
+    tmpfs does, from memory just touched (touch_memory).
+    """
     config = config_of_size(file_bytes, _LAYERS)
     store = folder / "store"
     store.mkdir()
@@ -66,14 +72,17 @@ def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> li
     loads: list[list[dict[str, Any]]] = []
 
     def load(_turn: int) -> None:
-        with ranks(store, num_ranks, {"memory": memory}) as started:
+        with ranks(store, num_ranks, {"memory": memory}, touched_bytes=table_bytes) as started:
             loads.append([rank.loaded for rank in started])
 
     with tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=_RAM_FOLDER) as scratch:
+
+        def before() -> None:
+            _warm(files, Path(scratch))
+            touch_memory(table_bytes)
+
         dd, _ = median_seconds(
-            [lambda _: _copy_by_dd(files, Path(scratch), readers), load],
-            _TURNS,
-            before=lambda: _warm(files, Path(scratch)),
+            [lambda _: _copy_by_dd(files, Path(scratch), readers), load], _TURNS, before
         )
     seconds = statistics.median(_bind_seconds(one) for one in loads)
     rate, dd_rate = table_bytes / seconds, table_bytes / dd
@@ -170,13 +179,22 @@ class Rank:
 
 @contextlib.contextmanager
 def ranks(
-    store: Path, count: int, options: dict[str, Any], keeper: str | None = None
+    store: Path,
+    count: int,
+    options: dict[str, Any],
+    keeper: str | None = None,
+    touched_bytes: int = 0,
 ) -> Iterator[list[Rank]]:
-    """Ranks that have loaded the store's tables, and hold them."""
+    """Ranks that have loaded the store's tables, and hold them; they touch memory before."""
     tables = {
         table_name(layer): {"store": str(store), "layer": layer, **options} for layer in _LAYERS
     }
-    job = {"store": str(store), "seed": _SEED, "tables": tables}
+    job = {
+        "store": str(store),
+        "seed": _SEED,
+        "tables": tables,
+        "touched_bytes": touched_bytes // count,
+    }
     group = {"name": secrets.token_hex(8), "size": count, "keeper": keeper}
     started = [Rank(job | {"group": group | {"rank": rank}}) for rank in range(count)]
     try:
@@ -256,7 +274,7 @@ def _copy_by_dd(files: Sequence[Path], target: Path, readers: int) -> None:
             size = file.stat().st_size
             begin, end = size * reader // readers, size * (reader + 1) // readers
             script.append(
-                f'dd if="${2 * index + 1}" of="${2 * index + 2}" bs=4M status=none '
+                f'dd if="${2 * index + 1}" of="${2 * index + 2}" bs=1M status=none '
                 f"iflag=skip_bytes,count_bytes skip={begin} count={end - begin}"
             )
             words += [str(file), str(target / f"{reader}.{index}")]

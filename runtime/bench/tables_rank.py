@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of `bench tables`: python -m trtllm_engram.runtime.bench.tables_rank JSON
 
-JSON is {store, seed, tables, group}: tables are bind_all's, group has Group's arguments. It binds
-the tables, checks rows, and prints {seconds, tables, before_bytes}, seconds being those of the bind
-alone. For every line of input after that it prints {pss_bytes}, its memory now; it ends with its
-input.
+JSON is {store, seed, tables, group, touched_bytes}: tables are bind_all's, group has Group's
+arguments, touched_bytes are of measure's touch_memory. It binds the tables, checks rows, and prints
+{seconds, tables, before_bytes}, seconds being those of the bind alone. For every line of input
+after that it prints {pss_bytes}, its memory now; it ends with its input.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .. import demo_check
 from ..group import Group
 from ..machine import read_text
 from ..tables import Tables
+from .measure import touch_memory
 
 _CHECKED_TOKENS = 64
 _WARM_UP_BYTES = 1 << 20
@@ -38,6 +39,8 @@ def main(text: str) -> None:
     job = json.loads(text)
     _warm_up()
     before_bytes = _pss_bytes()
+    if job["touched_bytes"]:
+        touch_memory(job["touched_bytes"])
     with Tables(Group(**job["group"])) as tables:
         started = time.perf_counter()
         tables.bind_all(job["tables"])
