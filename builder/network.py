@@ -58,8 +58,10 @@ def hash_ids(
     dead_mask: ITensor | None = None,
     *,
     next_lookback: bool = False,
+    name: str = "",
 ) -> HashIds:
-    """Row ids of every token in every layer's table; see runtime.ops.hash_ids for the inputs."""
+    """Row ids of every token in every layer's table; see runtime.ops.hash_ids for the inputs.
+    `name`: of the layer in the network, as for all functions here that take one."""
     node = nodes.hash_node(
         layout,
         token_map,
@@ -71,7 +73,7 @@ def hash_ids(
         dead_mask,
         next_lookback=next_lookback,
     )
-    outputs = add(network, node)
+    outputs = add(network, node, name)
     return HashIds(outputs[0], outputs[1] if next_lookback else None)
 
 
@@ -103,6 +105,7 @@ def lookup(
     head_dim: int,
     layer_idx: int = 0,
     prefetched: Sequence[ITensor] = (),
+    name: str = "",
 ) -> ITensor:
     """BF16 [T, C*D]: rows of a named table, for layer `layer_idx` of ids [T, L, C].
 
@@ -119,7 +122,7 @@ def lookup(
         layer_idx=layer_idx,
         prefetched=prefetched,
     )
-    return add(network, node)[0]
+    return add(network, node, name)[0]
 
 
 def lookup_mxfp8(
@@ -186,9 +189,12 @@ def prefetch(
     return add(network, node)
 
 
-def project(network: Network, x: ITensor, weight: Host, scale: Host) -> ITensor:
-    """BF16 [T, out]: x W^T by the plugin; weight FP8 [out, in], scale E8M0, one per 32x32."""
-    return add(network, nodes.project_node(x, weight, scale))[0]
+def project(
+    network: Network, x: ITensor, weight: Host | ITensor, scale: Host | ITensor, *, name: str = ""
+) -> ITensor:
+    """BF16 [T, out]: x W^T by the plugin; weight FP8 [out, in], scale E8M0, one per 32x32, or both
+    as INT32 tensors of their bytes (nodes.words)."""
+    return add(network, nodes.project_node(x, weight, scale), name)[0]
 
 
 def project_bf16(network: Network, x: ITensor, weight: Host, scale: Host) -> ITensor:
@@ -235,6 +241,7 @@ def gate(
     token_mask: ITensor | None = None,
     *,
     in_place: bool = False,
+    name: str = "",
 ) -> ITensor:
     """The residual stream [T, hc_mult, hidden] with the gated value added, of hidden's type.
 
@@ -242,7 +249,7 @@ def gate(
     ALIASED_PLUGIN_IO_10_03 must then be on.
     """
     node = nodes.gate_node(hidden, kv, q_weight, k_weight, eps, token_mask, in_place=in_place)
-    return add(network, node)[0]
+    return add(network, node, name)[0]
 
 
 def engram_layer(
@@ -259,8 +266,10 @@ def engram_layer(
     layer_idx: int = 0,
     token_mask: ITensor | None = None,
     prefetched: Sequence[ITensor] = (),
+    name: str = "",
 ) -> ITensor:
-    """A whole layer: lookup, projection and gate; hidden in, hidden out."""
+    """A whole layer: lookup, projection and gate; hidden in, hidden out. `name` begins the names
+    of its three layers."""
     rows = lookup(
         network,
         ids,
@@ -270,12 +279,17 @@ def engram_layer(
         head_dim=head_dim,
         layer_idx=layer_idx,
         prefetched=prefetched,
+        name=name and f"{name}/lookup",
     )
-    kv = project(network, rows, weights.wkv_weight, weights.wkv_scale)
-    return gate(network, hidden, kv, weights.q_weight, weights.k_weight, eps, token_mask)
+    kv = project(
+        network, rows, weights.wkv_weight, weights.wkv_scale, name=name and f"{name}/project"
+    )
+    q_weight, k_weight = weights.q_weight, weights.k_weight
+    gate_name = name and f"{name}/gate"
+    return gate(network, hidden, kv, q_weight, k_weight, eps, token_mask, name=gate_name)
 
 
-def add(network: Network, node: Node) -> tuple[ITensor, ...]:
+def add(network: Network, node: Node, name: str = "") -> tuple[ITensor, ...]:
     """Puts a plugin into the network; numpy arrays among its inputs become constants."""
     trt = import_tensorrt()
     plugin = create_plugin(node.op, trt, **node.fields)
@@ -285,6 +299,8 @@ def add(network: Network, node: Node) -> tuple[ITensor, ...]:
     ]
     with told(node.op) as failure:
         layer = failure.check(network.add_plugin_v3(tensors, [], plugin))
+    if name:
+        layer.name = name
     return tuple(layer.get_output(index) for index in range(layer.num_outputs))
 
 

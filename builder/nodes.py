@@ -27,16 +27,16 @@ _WORD_BYTES = 4  # TensorRT has no type for raw bytes: plugins take them as INT3
 
 
 class Weights(Protocol):
-    """A layer's projection and gate, as runtime.store.LayerWeights holds them."""
+    """A layer's projection and gate, as runtime.store.LayerWeights holds them, or as tensors."""
 
     @property
-    def wkv_weight(self) -> Host: ...
+    def wkv_weight(self) -> Tensor: ...
     @property
-    def wkv_scale(self) -> Host: ...
+    def wkv_scale(self) -> Tensor: ...
     @property
-    def q_weight(self) -> Host: ...
+    def q_weight(self) -> Tensor: ...
     @property
-    def k_weight(self) -> Host: ...
+    def k_weight(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,13 @@ def prefetch_node(hash_ids: Tensor, **options: Any) -> Node:
     return Node("EngramPrefetch", node.inputs, node.fields, node.outputs)
 
 
-def project_node(x: Tensor, weight: Host, scale: Host) -> Node:
-    """BF16 [T, out] of x BF16 [T, in], weight FP8 [out, in] and scale E8M0, one per 32x32."""
-    _check_weight("project", weight, scale)
-    inputs = {"x": x, "weight": _words(weight), "scale": _words(scale.reshape(-1))}
+def project_node(x: Tensor, weight: Tensor, scale: Tensor) -> Node:
+    """BF16 [T, out] of x BF16 [T, in], weight FP8 [out, in] and scale E8M0, one per 32x32; or both
+    as tensors of the graph that hold their words()."""
+    if isinstance(weight, np.ndarray):
+        _check_weight("project", weight, scale)
+        weight, scale = words(weight), words(scale.reshape(-1))
+    inputs = {"x": x, "weight": weight, "scale": scale}
     return Node("EngramProject", inputs, {"weight_layout": "row_major"}, ("kv",))
 
 
@@ -186,7 +189,7 @@ def _present(inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in inputs.items() if tensor is not None}
 
 
-def _words(data: Host) -> npt.NDArray[np.int32]:
+def words(data: Host) -> npt.NDArray[np.int32]:
     """Bytes [..., n] as words [..., ceil(n/4)], in memory order."""
     missing = -data.shape[-1] % _WORD_BYTES
     if missing:

@@ -41,6 +41,30 @@ def test_json(tensorrt, capsys):
     assert document == {PRELOAD: f"{library} {library_path()}", "tensorrt": "11.2.1"}
 
 
+def test_tables_too(tensorrt, capsys, tmp_path):
+    """As prefix of a command, or as lines of a script; the file by its whole path."""
+    library = tensorrt("trt", "libnvinfer.so.10")
+    file = tmp_path / "tables of mine.toml"
+    file.touch()
+    expected = [f"{PRELOAD}={library} {library_path()}", f"TRTLLM_ENGRAM_TABLES={file}"]
+    assert main(["env", "--tables", str(file)]) == 0
+    assert shlex.split(capsys.readouterr().out) == expected
+    assert main(["env", "--tables", str(file), "--export"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [shlex.split(line) for line in lines] == [["export", word] for word in expected]
+    assert main(["env", "--tables", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["TRTLLM_ENGRAM_TABLES"] == str(file)
+
+
+@pytest.mark.parametrize("name", ["none.toml", "a$(touch b)"])
+def test_tables_that_cannot_be(tensorrt, capsys, tmp_path, name):
+    tensorrt("trt", "libnvinfer.so.10")
+    if name != "none.toml":
+        (tmp_path / name).touch()
+    assert main(["env", "--tables", str(tmp_path / name)]) == 2
+    assert name in capsys.readouterr().err
+
+
 def test_none(monkeypatch, capsys):
     monkeypatch.setattr("trtllm_engram.runtime.cli.env.find_tensorrt", list)
     assert main(["env"]) == 1

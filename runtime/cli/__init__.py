@@ -40,10 +40,12 @@ COMMANDS: dict[str, str] = {
     "verify": "check a store against its checksums",
     "hash": "text or token ids in, table row ids out",
     "run": "run all Engram layers of a store over a text",
-    "build": "build a TensorRT engine, or an ONNX model, of a store's layers",
+    "build": "build an engine, or an ONNX model, of a store's layers",
     "compare": "hold an engine's outputs against the reference",
     "bench": "measure speed on this machine",
     "tables": "load, hold and list tables that a node's processes share",
+    "trtllm-model-file": "print what trtllm-build needs to know Engram models",
+    "trtllm-checkpoint": "add a store's layers to a TensorRT-LLM checkpoint",
     "size": "which placement of the tables fits where",
     "env": "print what makes programs with TensorRT know the plugins",
     "library-path": "print where libtrtllm_engram.so lies",
@@ -148,7 +150,7 @@ def _interrupted_at_once() -> Iterator[None]:
 
 
 def _list_commands() -> str:
-    lines = [f"  {name:<13} {summary}" for name, summary in COMMANDS.items()]
+    lines = [f"  {name:<18} {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(["commands:", *lines, "", f"Start with: {PROGRAM} demo"])
 
 

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module `tensorrt` whose networks are evaluated in numpy, plugins by the CPU ops: a model can be
+run where there is no TensorRT, nor a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import reference
+
+from trtllm_engram.plugins.registration import plugin_fields
+from trtllm_engram.runtime import ops
+
+TYPES = {
+    "FLOAT": np.float32,
+    "HALF": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+}
+
+
+@dataclass
+class Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    value: Callable[[dict[int, np.ndarray]], np.ndarray]
+    sizes: tuple[int, ...] = ()  # of a shape tensor: the shape that it holds, -1 where unknown
+
+    def evaluate(self, known: dict[int, np.ndarray]) -> np.ndarray:
+        if id(self) not in known:
+            known[id(self)] = self.value(known)
+        return known[id(self)]
+
+
+@dataclass
+class Layer:
+    """A layer with one function of its inputs' values, which gives all its outputs."""
+
+    network: Network
+    name: str
+    inputs: list[Tensor]
+    function: Callable[..., Any]
+    shapes: list[tuple[str, tuple[int, ...]]]
+    plugin: Any = None
+    outputs: list[Tensor] = field(default_factory=list)
+    reshape_dims: Any = None
+
+    def __post_init__(self) -> None:
+        self.network.layers.append(self)
+        for index, (dtype, shape) in enumerate(self.shapes):
+            self.outputs.append(
+                Tensor("", dtype, shape, lambda known, i=index: self._run(known)[i])
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name == "reshape_dims" and value is not None:
+            self.outputs[0].shape = tuple(value)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.outputs)
+
+    def get_output(self, index: int) -> Tensor:
+        return self.outputs[index]
+
+    def set_input(self, index: int, tensor: Tensor) -> None:
+        assert index == len(self.inputs)
+        self.inputs.append(tensor)
+        self.outputs[0].shape = tensor.sizes
+
+    def _run(self, known: dict[int, np.ndarray]) -> Any:
+        results = self.function(*(tensor.evaluate(known) for tensor in self.inputs))
+        for tensor, result in zip(self.outputs, results, strict=True):
+            assert result.dtype == TYPES[tensor.dtype]
+        return results
+
+
+class Network:
+    """An INetworkDefinition. `tables` binds names for EngramLookup."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+        self.tables: Mapping[str, Any] = {}
+
+    def add(self, function: Any, inputs: list[Tensor], *shapes: Any) -> Layer:
+        return Layer(self, f"layer {len(self.layers)}", inputs, function, list(shapes))
+
+    def add_input(self, name: str, dtype: str, shape: Any) -> Tensor:
+        made = self.inputs[name] = Tensor(name, dtype, tuple(shape), lambda known: None)
+        return made
+
+    def add_constant(self, shape: Any, weights: Any) -> Layer:
+        array = weights.array().reshape(shape)
+        return self.add(lambda: (array,), [], (weights.dtype, tuple(shape)))
+
+    def add_shuffle(self, x: Tensor) -> Layer:
+        def run(value: np.ndarray, shape: np.ndarray | None = None) -> Any:
+            return (value.reshape(layer.reshape_dims if shape is None else tuple(shape)),)
+
+        layer = self.add(run, [x], (x.dtype, x.shape))
+        return layer
+
+    def add_shape(self, x: Tensor) -> Layer:
+        layer = self.add(lambda a: (np.array(a.shape),), [x], ("INT64", (len(x.shape),)))
+        layer.get_output(0).sizes = x.shape
+        return layer
+
+    def add_plugin_v3(self, inputs: list[Tensor], shape_inputs: Any, plugin: Any) -> Layer:
+        assert shape_inputs == []
+        run, shapes = PLUGINS[plugin.name](plugin.fields, *inputs)
+        layer = self.add(lambda *values: run(self.tables, *values), inputs, *shapes)
+        layer.plugin = plugin
+        return layer
+
+    def mark_output(self, tensor: Tensor) -> None:
+        self.outputs[tensor.name] = tensor
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert feeds.keys() == self.inputs.keys()
+        known = {}
+        for name, tensor in self.inputs.items():
+            assert feeds[name].dtype == TYPES[tensor.dtype], name
+            assert feeds[name].ndim == len(tensor.shape), name
+            known[id(tensor)] = feeds[name]
+        return {name: tensor.evaluate(known) for name, tensor in self.outputs.items()}
+
+
+@dataclass
+class Weights:
+    dtype: str
+    address: int
+    size: int
+
+    def array(self) -> np.ndarray:
+        dtype = np.dtype(TYPES[self.dtype])
+        return np.frombuffer(ctypes.string_at(self.address, self.size * dtype.itemsize), dtype)
+
+
+def hash_plugin(fields: Any, token_ids: Tensor, *rest: Tensor) -> Any:
+    explicit = fields["history"] == "explicit"
+    multipliers, _, offsets = rest[-3:]
+    num_layers, num_columns = offsets.shape
+    shapes = [("INT32", (token_ids.shape[0], num_layers, num_columns))]
+    if fields["has_next_lookback"]:
+        shapes.append(("INT32", (-1, multipliers.shape[1] - 1)))
+
+    def run(_: Any, ids: Any, positions: Any, bounds: Any, token_map: Any, *rest: Any) -> Any:
+        lookback = rest[0] if explicit else None
+        multipliers, primes, offsets = rest[-3:]
+        orders = multipliers.shape[1] - 1
+        layout = SimpleNamespace(
+            config=SimpleNamespace(pad_token_id=fields["pad_token_id"]),
+            multipliers=multipliers,
+            primes=primes.reshape(num_layers, orders, -1),
+            offsets=offsets,
+        )
+        hashed = ops.hash_ids(layout, token_map, ids, positions, bounds, lookback)
+        if not fields["has_next_lookback"]:
+            return (hashed,)
+        spans = list(itertools.pairwise(bounds))
+        tokens = SimpleNamespace(token_ids=ids, spans=spans, lookback_ids=lookback)
+        return hashed, reference.next_lookback(tokens, orders)
+
+    return run, shapes
+
+
+def lookup_plugin(fields: Any, ids: Tensor) -> Any:
+    def run(tables: Any, ids: Any) -> Any:
+        store, layer = tables[fields["table"]]
+        assert (fields["fingerprint"], fields["layer"]) == (store.manifest.fingerprint, layer)
+        table = store.table(layer)
+        columns = np.ascontiguousarray(ids[:, fields["layer_idx"]])
+        return (ops.lookup(table.values, table.scales, columns),)
+
+    return run, [("BF16", (ids.shape[0], ids.shape[2] * fields["head_dim"]))]
+
+
+def project_plugin(fields: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Any:
+    def run(_: Any, x: Any, weight: Any, scale: Any) -> Any:
+        blocks = tuple(-(-size // 32) for size in (len(weight), x.shape[1]))
+        scales = scale.view(np.uint8)[: blocks[0] * blocks[1]].reshape(blocks)
+        return (ops.project(x, weight.view(np.uint8), scales),)
+
+    return run, [("BF16", (x.shape[0], weight.shape[0]))]
+
+
+def gate_plugin(fields: Any, hidden: Tensor, *rest: Tensor) -> Any:
+    def run(_: Any, hidden: Any, kv: Any, query: Any, key: Any) -> Any:
+        return (ops.gate(hidden, kv, query, key, fields["eps"]),)
+
+    return run, [(hidden.dtype, hidden.shape)]
+
+
+PLUGINS = {
+    "EngramHash": hash_plugin,
+    "EngramLookup": lookup_plugin,
+    "EngramProject": project_plugin,
+    "EngramGate": gate_plugin,
+}
+
+
+class Creator:
+    """Takes what a creator of the library takes, as it declares its fields."""
+
+    def create_plugin(self, name: str, collection: Any, phase: str) -> Any:
+        assert phase == "BUILD"
+        fields = {one.name: one.default for one in plugin_fields()[name].values()}
+        for one in collection:
+            text = bytes(one.data).rstrip(b"\0").decode() if one.type == "CHAR" else None
+            fields[one.name] = one.data[0].item() if text is None else text
+        return SimpleNamespace(name=name, fields=fields)
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.libraries: list[str] = []
+
+    def load_library(self, path: str) -> None:
+        self.libraries.append(path)
+
+    def get_creator(self, name: str, version: str, namespace: str) -> Creator | None:
+        return Creator() if self.libraries else None
+
+
+def make() -> types.ModuleType:
+    module: Any = types.ModuleType("tensorrt")
+    registry = Registry()
+    kinds = {name: name for name in (*TYPES, "INT8", "FP8", "BOOL")}
+    module.__version__ = "10.6.0"
+    module.DataType = SimpleNamespace(**kinds)
+    module.int32 = "INT32"
+    module.Weights = Weights
+    module.TensorRTPhase = SimpleNamespace(BUILD="BUILD")
+    module.PluginFieldType = SimpleNamespace(INT32="INT32", FLOAT32="FLOAT32", CHAR="CHAR")
+    module.PluginField = lambda *field: SimpleNamespace(
+        **dict(zip(("name", "data", "type"), field, strict=True))
+    )
+    module.PluginFieldCollection = list
+    module.get_plugin_registry = lambda: registry
+    return module

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fakes of fake_trtllm as modules of one version, and trtllm-build's steps over them."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import importlib
+import json
+import sys
+import types
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_tensorrt
+import fake_trtllm
+import pytest
+from fake_trtllm import DecoderModelForCausalLM, PretrainedConfig, State, Transformer
+
+VERSIONS = ("0.15", "1.2", "1.3")
+# Ours that import it.
+PACKAGE = "trtllm_engram.builder.trtllm"
+OURS = ("front_end", "memory", "model", "llama")
+
+
+def _prepare_inputs_0_15(
+    self, max_num_tokens, use_cache, max_draft_len=0, prompt_embedding_table_size=0,
+    gather_generation_logits=False,
+) -> Any:  # fmt: skip
+    return self._inputs(max_num_tokens, use_cache)
+
+
+def _prepare_inputs_1_2(
+    self, max_num_tokens, use_cache, max_draft_len=0, prompt_embedding_table_size=0,
+) -> Any:  # fmt: skip
+    return self._inputs(max_num_tokens, use_cache)
+
+
+class SlottedPluginConfig:
+    """0.15: fields behind properties, and few of them."""
+
+    __slots__ = ("_reduce_fusion", "_remove_input_padding")
+
+    def __init__(self, remove_input_padding: bool, reduce_fusion: bool) -> None:
+        self._remove_input_padding, self._reduce_fusion = remove_input_padding, reduce_fusion
+
+    remove_input_padding = property(lambda self: self._remove_input_padding)
+    reduce_fusion = property(lambda self: self._reduce_fusion)
+
+
+def forget_ours() -> None:
+    """What our modules have imported, so that the next import finds another version."""
+    package = importlib.import_module(PACKAGE)
+    for name in OURS:
+        sys.modules.pop(f"{PACKAGE}.{name}", None)
+        vars(package).pop(name, None)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Puts the fakes of a version into sys.modules."""
+
+    def add(name: str, **content: Any) -> Any:
+        module = types.ModuleType(name)
+        vars(module).update(content, __path__=[])
+        monkeypatch.setitem(sys.modules, name, module)
+
+    class VersionModel(DecoderModelForCausalLM):
+        prepare_inputs = _prepare_inputs_0_15 if version == "0.15" else _prepare_inputs_1_2
+
+    class LLaMAConfig(PretrainedConfig):
+        def __init__(self, *, mlp_bias: bool = False, **kwargs: Any) -> None:
+            self.mlp_bias = mlp_bias
+            super().__init__(**kwargs)
+
+    class GPTConfig(PretrainedConfig):
+        pass
+
+    class LLaMAForCausalLM(VersionModel):
+        config_class = LLaMAConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config, Transformer(config), None)
+
+    class GPTForCausalLM(VersionModel):
+        config_class = GPTConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config, Transformer(config), None)
+
+    models = {
+        "LlamaForCausalLM": LLaMAForCausalLM,
+        "MistralForCausalLM": LLaMAForCausalLM,
+        "GPTForCausalLM": GPTForCausalLM,
+    }
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.make())
+    add("tensorrt_llm", __version__=version)
+    names = ("default_net", "default_trtnet")
+    add("tensorrt_llm._common", **{name: getattr(fake_trtllm, name) for name in names})
+    add(
+        "tensorrt_llm.functional",
+        Tensor=fake_trtllm.Tensor,
+        _create_tensor=fake_trtllm._create_tensor,
+    )
+    add("tensorrt_llm.module", Module=fake_trtllm.Module)
+    add("tensorrt_llm.parameter", Parameter=fake_trtllm.Parameter)
+    add("tensorrt_llm.models", MODEL_MAP=models)
+    for family, config, model in (
+        ("llama", LLaMAConfig, LLaMAForCausalLM),
+        ("gpt", GPTConfig, GPTForCausalLM),
+    ):
+        add(f"tensorrt_llm.models.{family}")
+        add(f"tensorrt_llm.models.{family}.config", **{config.__name__: config})
+        add(f"tensorrt_llm.models.{family}.model", **{model.__name__: model})
+    if version == "1.3":
+        kinds = enum.Enum("KVCacheType", {"PAGED": "paged"}, type=str)
+        add("tensorrt_llm.llmapi.kv_cache_type", KVCacheType=kinds)
+
+
+def build(
+    version, checkpoint, model_file, name, *,
+    rank=0, packed=True, fusion=False, weights=True, **settings,
+) -> Any:  # fmt: skip
+    """trtllm-build's steps in its order: model file, config, model, network."""
+    from tensorrt_llm.models import MODEL_MAP
+
+    loader = SourceFileLoader("models", str(model_file))
+    module = types.ModuleType("models")
+    loader.exec_module(module)
+    model_class = getattr(module, name)
+    config = json.loads((Path(checkpoint) / "config.json").read_text())
+    config = MODEL_MAP[config["architecture"]].config_class(**config)
+    config = copy.deepcopy(config)
+    config.mapping.rank = rank
+    model = (
+        model_class.from_checkpoint(checkpoint, config=config) if weights else model_class(config)
+    )
+    plugins: Any = SlottedPluginConfig(packed, fusion)
+    if version != "0.15":
+        plugins = SimpleNamespace(
+            remove_input_padding=packed, reduce_fusion=fusion, norm_quant_fusion=False
+        )
+    State.net = SimpleNamespace(trt_network=fake_tensorrt.Network(), plugin_config=plugins, dims={})
+    known = {"max_num_tokens": 64, "use_cache": True, **settings}
+    if version == "0.15":
+        known["gather_generation_logits"] = False
+    model(**model.prepare_inputs(**known))
+    return State.net.trt_network
