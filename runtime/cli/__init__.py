@@ -150,7 +150,7 @@ def _interrupted_at_once() -> Iterator[None]:
 
 
 def _list_commands() -> str:
-    lines = [f"  {name:<18} {summary}" for name, summary in COMMANDS.items()]
+    lines = [f"  {name:<17} {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(["commands:", *lines, "", f"Start with: {PROGRAM} demo"])
 
 
