@@ -49,6 +49,12 @@ class RowForm(IntEnum):
     MXFP8_128X4 = 3
 
 
+class LookupPath(IntEnum):
+    AUTO = 0
+    DIRECT = 1
+    SORTED = 2
+
+
 class ProjectKernel(IntEnum):
     AUTO = 0
     GENERIC = 1
@@ -101,6 +107,11 @@ class LookupArgs(ctypes.Structure):
         ("num_columns", c_int32),
         ("head_dim", c_int32),
         ("form", c_int32),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_int64),
+        ("path", c_int32),
+        ("values_in_host", c_int32),
+        ("num_read_blocks", c_int32),
     ]
 
 
@@ -151,6 +162,7 @@ LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p)
 _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     "engram_hash": (c_int32, [POINTER(HashArgs), POINTER(Exec)]),
     "engram_lookup": (c_int32, [POINTER(LookupArgs), POINTER(Exec)]),
+    "engram_lookup_workspace": (c_int32, [POINTER(LookupArgs), POINTER(c_int64)]),
     "engram_stage": (c_int32, [POINTER(StageArgs), POINTER(Exec)]),
     "engram_project": (c_int32, [POINTER(ProjectArgs), POINTER(Exec)]),
     "engram_gate": (c_int32, [POINTER(GateArgs), POINTER(Exec)]),
@@ -222,6 +234,15 @@ def run(op: str, args: OpArgs, where: Exec) -> None:
     library = load()
     function = getattr(library, _OP_SYMBOLS[type(args)])
     _check(library, op, function(ctypes.byref(args), ctypes.byref(where)))
+
+
+def lookup_workspace(args: LookupArgs) -> int:
+    """engram_lookup_workspace: bytes of GPU memory that a lookup takes beside its arrays."""
+    library = load()
+    num_bytes = c_int64()
+    status = library.engram_lookup_workspace(ctypes.byref(args), ctypes.byref(num_bytes))
+    _check(library, "lookup", status)
+    return num_bytes.value
 
 
 def device_fault(device: int) -> None:

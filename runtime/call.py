@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -16,7 +17,7 @@ from trtllm_engram.plugins.errors import InputError
 
 from . import _native
 from .arrays import Array, Dtypes, Shape, View, device_name, torch_of, view
-from .device_array import DeviceArray, is_capturing
+from .device_array import DeviceArray, is_capturing, stream_memory
 from .row import SCALE_BLOCK
 
 _NUMPY_DTYPES: dict[str, npt.DTypeLike] = {
@@ -119,6 +120,21 @@ class Call:
             return Result(array, array.ctypes.data)
         made = DeviceArray(shape, numpy_dtype, self.device, self._stream, self._explicit_stream)
         return Result(made, made.pointer)
+
+    @contextlib.contextmanager
+    def scratch(self, num_bytes: int) -> Iterator[int | None]:
+        """GPU memory for what runs on the call's stream inside; under capture the graph's own.
+        None for no bytes."""
+        if num_bytes == 0:
+            yield None
+        elif self._torch is not None:
+            with self._torch_stream():
+                dtype = self._torch.uint8
+                tensor = self._torch.empty(num_bytes, dtype=dtype, device=device_name(self.device))
+            yield tensor.data_ptr()
+        else:
+            with stream_memory(num_bytes, self.device, self._stream) as pointer:
+                yield pointer
 
     def constant(self, host: npt.NDArray[Any]) -> int:
         """Pointer to a copy of a small array on this call's GPU, made once per content."""

@@ -76,6 +76,17 @@ def wait(stream: int, producer: int, device: int) -> None:
         cuda("cudaEventDestroy", event)
 
 
+@contextlib.contextmanager
+def stream_memory(num_bytes: int, device: int, stream: int) -> Iterator[int]:
+    """Memory for what is enqueued on the stream inside; captured, it is a part of the graph."""
+    with current_device(device):
+        pointer = int(cuda("cudaMallocAsync", num_bytes, stream))
+        try:
+            yield pointer
+        finally:
+            cuda("cudaFreeAsync", pointer, stream)
+
+
 class DeviceArray:
     """A contiguous array in GPU memory: the result of an op on CUDA arrays other than torch's.
 

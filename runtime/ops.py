@@ -23,8 +23,7 @@ row (head_dim).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +32,16 @@ from trtllm_engram.plugins.errors import InputError
 from . import _native
 from .arrays import BF16, BOOL, E8M0, FP8, HIDDEN, INT32, POSITION, UINT8, Array
 from .call import Call, check_head_dim, integer, number, output_pair
+from .lookup_call import (
+    E8M0_BYTES,
+    FP8_BYTES,
+    ScaleOrder,
+    mxfp8_outputs,
+    take_ids,
+    to_bf16,
+    to_mxfp8,
+    to_packed,
+)
 from .row import num_blocks, packed_row_bytes, staged_scale_bytes
 
 if TYPE_CHECKING:
@@ -44,10 +53,6 @@ _HIDDEN_DTYPES = {
     "float16": _native.Dtype.FLOAT16,
     "float32": _native.Dtype.FLOAT32,
 }
-
-# New arrays hold bytes, which every framework has a dtype for; `out` may have the exact one.
-_FP8_BYTES = ("uint8", "float8_e4m3fn")
-_E8M0_BYTES = ("uint8", "float8_e8m0fnu")
 
 _PROJECT_KERNELS = {kernel.name.lower(): kernel for kernel in _native.ProjectKernel}
 
@@ -153,27 +158,7 @@ def lookup(
         out: BF16 [T, C*D].
     """
     call = Call("lookup", stream, values=values, scales=scales, ids=ids, out=out)
-    args = _lookup_args(call, first_row, _native.RowForm.BF16)
-    result = call.result("out", BF16, (args.num_tokens, args.num_columns * args.head_dim))
-    args.out = result.pointer
-    call.run(args)
-    return result.array
-
-
-def lookup_in(
-    table: Callable[[int], _native.LookupArgs],
-    ids: Array,
-    *,
-    out: Array | None = None,
-    stream: Any = None,
-) -> Any:
-    """lookup, where the table is what `table(device)` says of it: see _native.table_view."""
-    call = Call("lookup", stream, ids=ids, out=out)
-    args = _with_ids(call, table(call.device), _native.RowForm.BF16)
-    result = call.result("out", BF16, (args.num_tokens, args.num_columns * args.head_dim))
-    args.out = result.pointer
-    call.run(args)
-    return result.array
+    return to_bf16(call, _lookup_args(call, first_row))
 
 
 def lookup_packed(
@@ -187,12 +172,7 @@ def lookup_packed(
 ) -> Any:
     """Rows as uint8 [T, C*(D+D/32)]: each row's value bytes, then its scale bytes; see lookup."""
     call = Call("lookup_packed", stream, values=values, scales=scales, ids=ids, out=out)
-    args = _lookup_args(call, first_row, _native.RowForm.PACKED)
-    row_bytes = args.num_columns * packed_row_bytes(args.head_dim)
-    result = call.result("out", UINT8, (args.num_tokens, row_bytes))
-    args.out = result.pointer
-    call.run(args)
-    return result.array
+    return to_packed(call, _lookup_args(call, first_row))
 
 
 def lookup_mxfp8(
@@ -201,7 +181,7 @@ def lookup_mxfp8(
     ids: Array,
     first_row: int = 0,
     *,
-    scale_order: Literal["linear", "128x4"] = "linear",
+    scale_order: ScaleOrder = "linear",
     out: tuple[Array, Array] | None = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:
@@ -211,23 +191,9 @@ def lookup_mxfp8(
         Values uint8 [T, C*D], and scales uint8: [T, C*D/32] in linear order, or flat in F8_128x4
         order with zeros past row T (ceil(T/128) * ceil(C*D/128) * 512 bytes).
     """
-    if scale_order not in ("linear", "128x4"):
-        raise InputError(
-            f"lookup_mxfp8: scale_order: expected linear or 128x4, found {scale_order!r}"
-        )
-    linear = scale_order == "linear"
-    form = _native.RowForm.MXFP8_LINEAR if linear else _native.RowForm.MXFP8_128X4
-    outs = output_pair("lookup_mxfp8", out)
+    outs = mxfp8_outputs("lookup_mxfp8", scale_order, out)
     call = Call("lookup_mxfp8", stream, values=values, scales=scales, ids=ids, **outs)
-    args = _lookup_args(call, first_row, form)
-    num_tokens, row_size = args.num_tokens, args.num_columns * args.head_dim
-    num_scales = num_blocks(row_size)
-    shape = (num_tokens, num_scales) if linear else (staged_scale_bytes(num_tokens, num_scales),)
-    row_values = call.result("out_values", _FP8_BYTES, (num_tokens, row_size))
-    row_scales = call.result("out_scales", _E8M0_BYTES, shape)
-    args.out, args.out_scales = row_values.pointer, row_scales.pointer
-    call.run(args)
-    return row_values.array, row_scales.array
+    return to_mxfp8(call, _lookup_args(call, first_row), scale_order)
 
 
 def stage_mxfp8(
@@ -253,9 +219,9 @@ def stage_mxfp8(
             f"(head_dim {head_dim}), found {packed_bytes} bytes a token"
         )
     row_size = num_columns * head_dim
-    row_values = call.result("out_values", _FP8_BYTES, (num_tokens, row_size))
+    row_values = call.result("out_values", FP8_BYTES, (num_tokens, row_size))
     scale_bytes = staged_scale_bytes(num_tokens, num_blocks(row_size))
-    row_scales = call.result("out_scales", _E8M0_BYTES, (scale_bytes,))
+    row_scales = call.result("out_scales", E8M0_BYTES, (scale_bytes,))
     call.run(
         _native.StageArgs(
             packed=rows.pointer,
@@ -390,7 +356,7 @@ def _hash_constants(call: Call, layout: EngramLayout) -> tuple[int, int, int]:
     return start, first_prime, first_prime + primes.nbytes
 
 
-def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.LookupArgs:
+def _lookup_args(call: Call, first_row: int) -> _native.LookupArgs:
     values = call.input("values", FP8, (None, None))
     num_rows, head_dim = values.shape
     check_head_dim(f"{call.op}: values: last axis", head_dim)
@@ -402,19 +368,4 @@ def _lookup_args(call: Call, first_row: int, form: _native.RowForm) -> _native.L
         num_rows=num_rows,
         head_dim=head_dim,
     )
-    return _with_ids(call, args, form)
-
-
-def _with_ids(call: Call, args: _native.LookupArgs, form: _native.RowForm) -> _native.LookupArgs:
-    ids = call.input("ids", INT32, (None, None), strided=True)
-    num_tokens, num_columns = ids.shape
-    stride, rest = divmod(ids.strides[0], ids.item_bytes) if num_tokens > 1 else (num_columns, 0)
-    if rest or stride < num_columns:
-        raise InputError(
-            f"{call.op}: ids: expected tokens {num_columns} or more elements apart, "
-            f"found a stride of {ids.strides[0]} bytes"
-        )
-    args.ids, args.ids_stride = ids.pointer, stride
-    args.num_tokens, args.num_columns = num_tokens, num_columns
-    args.form = form
-    return args
+    return take_ids(call, args)

@@ -34,10 +34,12 @@ from trtllm_engram.builder.block_sums import Progress
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.plugins.errors import InputError
 
-from . import _native, ops
+from . import _native
 from .arrays import Array
+from .call import Call
 from .cancellable import run_cancellable
 from .group import Group
+from .lookup_call import ScaleOrder, mxfp8_outputs, take_ids, to_bf16, to_mxfp8, to_packed
 from .store import Store
 
 # Held from the first look at the registry's names to the last, where names are told by difference.
@@ -159,13 +161,29 @@ class Tables:
     def lookup(self, name: str, ids: Array, *, out: Array | None = None, stream: Any = None) -> Any:
         """ops.lookup in a table of this object's: on the GPU where the ids are or, where they are
         in host memory, on the CPU, which rows in GPU memory are refused to."""
-        self._check_own(name)
+        call = Call("lookup", stream, ids=ids, out=out)
+        return to_bf16(call, self._args(name, call))
 
-        def view(device: int) -> _native.LookupArgs:
-            on_cpu = device == _native.CPU
-            return _native.table_host_view(name) if on_cpu else _native.table_view(name, device)
+    def lookup_packed(
+        self, name: str, ids: Array, *, out: Array | None = None, stream: Any = None
+    ) -> Any:
+        """ops.lookup_packed in a table of this object's; see lookup."""
+        call = Call("lookup_packed", stream, ids=ids, out=out)
+        return to_packed(call, self._args(name, call))
 
-        return ops.lookup_in(view, ids, out=out, stream=stream)
+    def lookup_mxfp8(
+        self,
+        name: str,
+        ids: Array,
+        *,
+        scale_order: ScaleOrder = "linear",
+        out: tuple[Array, Array] | None = None,
+        stream: Any = None,
+    ) -> tuple[Any, Any]:
+        """ops.lookup_mxfp8 in a table of this object's; see lookup."""
+        outs = mxfp8_outputs("lookup_mxfp8", scale_order, out)
+        call = Call("lookup_mxfp8", stream, ids=ids, **outs)
+        return to_mxfp8(call, self._args(name, call), scale_order)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """What each name of this object's is: store, layer, fingerprint, content_id, num_rows,
@@ -185,6 +203,13 @@ class Tables:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _args(self, name: str, call: Call) -> _native.LookupArgs:
+        """What a call reads of a table."""
+        self._check_own(name)
+        if call.device == _native.CPU:
+            return take_ids(call, _native.table_host_view(name))
+        return take_ids(call, _native.table_view(name, call.device))
 
     def _check_own(self, name: str) -> None:
         if name not in self._names:

@@ -93,11 +93,22 @@ def test_a_plot(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "argv", [("ops", "--output", "o"), ("ops", "--tokens", "1"), ("gate", "--file-gb", "1")]
+    "argv",
+    [
+        ("ops", "--output", "o"),
+        ("ops", "--tokens", "1"),
+        ("gate", "--file-gb", "1"),
+        ("gate", "--place", "host"),
+    ],
 )
 def test_options_of_another_benchmark(argv, capsys):
     assert main(["bench", *argv]) == 2
     assert f"{argv[1]}: expected with the benchmarks " in capsys.readouterr().err
+
+
+def test_paths_of_a_table_in_gpu_memory_are_not_explained(capsys):
+    assert main(["bench", "lookup", "--explain"]) == 2
+    assert "--explain: expected with --place host, found device" in capsys.readouterr().err
 
 
 def test_rivals_that_are_not_there(tmp_path, capsys):
@@ -126,6 +137,18 @@ def test_every_benchmark_runs(name, monkeypatch, capsys):
     entries = json.loads(capsys.readouterr().out)["results"]
     assert {entry["T"] for entry in entries} == {1, 130}
     assert all(entry["ours_us"] > 0 and entry["bytes"] > 0 for entry in entries)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("explain", [[], ["--explain"]], ids=["chosen", "explained"])
+def test_a_table_in_host_memory(explain, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "_TURNS", 2)
+    argv = ["bench", "lookup", "--place", "host", "--tokens", "1,300", "--table-gb", "0.01"]
+    assert main([*argv, *explain, "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["results"]
+    assert {entry["T"] for entry in entries} == {1, 300}
+    assert all(entry["ours_us"] > 0 and entry["read_ceiling_gb_s"] > 0 for entry in entries)
+    assert {"direct", "sorted, 8"} <= {entry["rival"] for entry in entries} or not explain
 
 
 @pytest.mark.gpu

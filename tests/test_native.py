@@ -40,6 +40,7 @@ ENUMS = {
     "engram_status": _native.Status,
     "engram_dtype": _native.Dtype,
     "engram_row_form": _native.RowForm,
+    "engram_lookup_path": _native.LookupPath,
     "engram_project_kernel": _native.ProjectKernel,
 }
 
@@ -69,7 +70,11 @@ def test_enum(name, enum):
     body = re.search(rf"typedef enum {name} \{{(.*?)\}}", header())[1]
     members = {key: int(value) for key, value in re.findall(r"ENGRAM_(\w+) = (\d+)", body)}
     ours = {member.name: member.value for member in enum}
-    prefix = {_native.RowForm: "ROWS_", _native.ProjectKernel: "PROJECT_"}.get(enum, "")
+    prefix = {
+        _native.RowForm: "ROWS_",
+        _native.LookupPath: "LOOKUP_",
+        _native.ProjectKernel: "PROJECT_",
+    }.get(enum, "")
     ours = {prefix + key: value for key, value in ours.items()}
     assert ours == members
 

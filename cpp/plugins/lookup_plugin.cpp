@@ -24,8 +24,14 @@ class LookupOp final : public RowsOp {
     if (!attachment.building) lane_ = PrefetchLane::of(attachment.context, table_name());
   }
 
+  int64_t workspace_bytes(const Sizes& sizes) const override {
+    return prefetched_ ? 0 : gather_workspace_bytes(sizes);
+  }
+
   cudaError_t enqueue(const Call& call) const override {
-    if (!prefetched_) return gather(call.sizes, call.inputs[hash_ids_], call.outputs, call.stream);
+    if (!prefetched_) {
+      return gather(call.sizes, call.inputs[hash_ids_], call.outputs, call.workspace, call.stream);
+    }
     if (lane_ != nullptr) lane_->join(call.stream, call.inputs[hash_ids_ + 1]);
     for (size_t i = 0; i < outputs().size(); ++i) {
       const cudaError_t code =

@@ -122,6 +122,16 @@ class Plugin : public IPluginV3,
     });
   }
 
+  size_t getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
+                          const DynamicPluginTensorDesc*, int32_t) const noexcept override {
+    return guarded(spec_.name, "getWorkspaceSize", size_t{0}, [&] {
+      check_count(op_->inputs(), num_inputs, "inputs");
+      const Sizes sizes = match_sizes(
+          op_->inputs(), [inputs](size_t i) -> const nvinfer1::Dims& { return inputs[i].max; });
+      return static_cast<size_t>(op_->workspace_bytes(sizes));
+    });
+  }
+
   //! A method of IPluginV3OneBuildV2; where Build is an older interface it overrides nothing and
   //! nobody calls it.
   virtual int32_t getAliasedInput(int32_t output) noexcept {
@@ -140,7 +150,7 @@ class Plugin : public IPluginV3,
   }
 
   int32_t enqueue(const PluginTensorDesc* input_descs, const PluginTensorDesc*,
-                  const void* const* inputs, void* const* outputs, void*,
+                  const void* const* inputs, void* const* outputs, void* workspace,
                   cudaStream_t stream) noexcept override {
     return guarded(spec_.name, "enqueue", [&] {
       const Sizes sizes = match_sizes(
@@ -149,7 +159,8 @@ class Plugin : public IPluginV3,
       op_->check(sizes);
       if (fault_ != nullptr) throw_pending_fault(attachment_.device);
       if (op_->is_empty(sizes)) return;
-      check_cuda(op_->enqueue({sizes, input_descs, inputs, outputs, fault_, stream}), "launch");
+      check_cuda(op_->enqueue({sizes, input_descs, inputs, outputs, fault_, workspace, stream}),
+                 "launch");
     });
   }
 

@@ -25,6 +25,8 @@ struct Call {
   const void* const* inputs;
   void* const* outputs;
   uint64_t* fault;  //!< the device's fault word; null while building, where junk ids are no fault
+  void*
+      workspace;  //!< of the Op's workspace_bytes; this enqueue's until its work on stream is done
   cudaStream_t stream;
 };
 
@@ -49,6 +51,8 @@ class Op {
   virtual int aliased_input() const { return -1; }
   //! True where there is nothing to write; pointers may then be null.
   virtual bool is_empty(const Sizes& sizes) const { return sizes['T'] == 0; }
+  //! GPU memory that an enqueue takes beside its tensors; no less for more tokens.
+  virtual int64_t workspace_bytes(const Sizes&) const { return 0; }
   //! Binds a clone to its execution context.
   virtual void attach(const Attachment&) {}
   //! Capturable; allocates nothing, waits for nothing, reads no tensor on the host.

@@ -22,10 +22,12 @@ class PrefetchOp final : public RowsOp {
   cudaError_t enqueue(const Call& call) const override {
     // While building nobody waits: TensorRT times this plugin alone, and may free its outputs at
     // once.
-    if (lane_ == nullptr) return gather(call.sizes, call.inputs[0], call.outputs, call.stream);
-    lane_->start(call.stream, call.outputs[0], [&](cudaStream_t side) {
-      return gather(call.sizes, call.inputs[0], call.outputs, side);
-    });
+    // NOTE: no workspace, which other layers take while the side stream still works.
+    const auto gather_on = [&](cudaStream_t stream) {
+      return gather(call.sizes, call.inputs[0], call.outputs, nullptr, stream);
+    };
+    if (lane_ == nullptr) return gather_on(call.stream);
+    lane_->start(call.stream, call.outputs[0], gather_on);
     return cudaSuccess;
   }
 

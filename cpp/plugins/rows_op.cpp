@@ -129,8 +129,24 @@ size_t RowsOp::output_bytes(size_t output, const Sizes& sizes) const {
   return static_cast<size_t>(bytes);
 }
 
+engram_lookup_args RowsOp::lookup_sizes(const Sizes& sizes) const {
+  engram_lookup_args args{};
+  args.ids_stride = row_offset(sizes['L'], sizes['C']);
+  args.num_tokens = sizes['T'];
+  args.num_columns = static_cast<int32_t>(sizes['C']);
+  args.head_dim = head_dim_;
+  args.form = form_;
+  return args;
+}
+
+int64_t RowsOp::gather_workspace_bytes(const Sizes& sizes) const {
+  engram_lookup_args args = lookup_sizes(sizes);
+  args.values_in_host = 1;
+  return lookup_workspace_bytes(args);
+}
+
 cudaError_t RowsOp::gather(const Sizes& sizes, const void* hash_ids, void* const* outputs,
-                           cudaStream_t stream) const {
+                           void* workspace, cudaStream_t stream) const {
   const size_t num_outputs = form_ == ENGRAM_ROWS_BF16 ? 1 : 2;
   if (table_ == nullptr) {
     for (size_t i = 0; i < num_outputs; ++i) {
@@ -139,22 +155,22 @@ cudaError_t RowsOp::gather(const Sizes& sizes, const void* hash_ids, void* const
     }
     return cudaSuccess;
   }
-  engram_lookup_args args{};
+  engram_lookup_args args = lookup_sizes(sizes);
   args.values = view_.values;
   args.scales = view_.scales;
+  args.values_in_host = view_.values_in_host ? 1 : 0;
   args.ids = static_cast<const int32_t*>(hash_ids) + row_offset(layer_idx_, sizes['C']);
   args.out = outputs[0];
   if (num_outputs > 1) args.out_scales = static_cast<uint8_t*>(outputs[1]);
-  args.ids_stride = row_offset(sizes['L'], sizes['C']);
   args.first_row = table_->info().first_row;
   args.num_rows = table_->info().num_rows;
-  args.num_tokens = sizes['T'];
-  args.num_columns = static_cast<int32_t>(sizes['C']);
-  args.head_dim = head_dim_;
-  args.form = form_;
+  if (workspace != nullptr) {
+    args.workspace = workspace;
+    args.workspace_bytes = gather_workspace_bytes(sizes);
+  }
   check_lookup(args);
   check_lookup_on_gpu(args);
-  return lookup_cuda(args, stream);
+  return lookup_by_path(args, stream);
 }
 
 }  // namespace engram::plugins

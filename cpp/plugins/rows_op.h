@@ -3,6 +3,7 @@
 //! What EngramLookup and EngramPrefetch share: fields, outputs and the gather from a named table.
 #pragma once
 
+#include "engram/engram.h"
 #include "engram/table.h"
 #include "plugin.h"
 
@@ -29,11 +30,18 @@ class RowsOp : public Op {
   TensorSpecs row_specs() const;
   //! Bytes of an output; 0 is rows or values, 1 scales.
   size_t output_bytes(size_t output, const Sizes& sizes) const;
+  //! Bytes of the workspace that gathers fastest from host memory, where the table may turn out to
+  //! be.
+  int64_t gather_workspace_bytes(const Sizes& sizes) const;
   //! Gathers into outputs on a stream; zeros where the table is not bound (while building).
+  //! workspace: of gather_workspace_bytes, or null.
   cudaError_t gather(const Sizes& sizes, const void* hash_ids, void* const* outputs,
-                     cudaStream_t stream) const;
+                     void* workspace, cudaStream_t stream) const;
 
  private:
+  //! Sizes alone.
+  engram_lookup_args lookup_sizes(const Sizes& sizes) const;
+
   std::string table_name_;
   std::string fingerprint_;
   int32_t layer_;

@@ -34,7 +34,7 @@ void run_cuda(const Args& args, const engram_exec& exec, const char* name, const
   check_cuda(launch(args, static_cast<cudaStream_t>(exec.stream)), name);
 }
 #else
-constexpr auto lookup_cuda = nullptr, stage_cuda = nullptr, project_cuda = nullptr,
+constexpr auto lookup_by_path = nullptr, stage_cuda = nullptr, project_cuda = nullptr,
                gate_cuda = nullptr;
 template <typename Args>
 void run_cuda(const Args&, const engram_exec&, const char*, std::nullptr_t) {
@@ -99,7 +99,16 @@ engram_status engram_hash(const engram_hash_args* args, const engram_exec* exec)
 }
 
 engram_status engram_lookup(const engram_lookup_args* args, const engram_exec* exec) {
-  return run_op(args, exec, "lookup", check_lookup, lookup_cpu, lookup_cuda);
+  return run_op(args, exec, "lookup", check_lookup, lookup_cpu, lookup_by_path);
+}
+
+engram_status engram_lookup_workspace(const engram_lookup_args* args, int64_t* num_bytes) {
+  return guard([&] {
+    check_array(args, "args");
+    check_array(num_bytes, "num_bytes");
+    check_lookup_sizes(*args);
+    *num_bytes = lookup_workspace_bytes(*args);
+  });
 }
 
 engram_status engram_stage(const engram_stage_args* args, const engram_exec* exec) {

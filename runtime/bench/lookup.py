@@ -70,7 +70,7 @@ def _to_bf16(values: Any, scales: Any, ids: Any, rivals: Rivals | None) -> Case:
 
 def _packed(values: Any, scales: Any, ids: Any, rivals: Rivals | None) -> Case:
     num_tokens = ids.shape[0]
-    outs = [_empty_packed(num_tokens) for _ in range(2)]
+    outs = [empty_packed(num_tokens) for _ in range(2)]
     contenders = {OURS: lambda: ops.lookup_packed(values, scales, ids, out=outs[0])}
     if rivals:
         contenders[VLLM] = rivals.vllm_lookup(values, scales, ids, outs[1])
@@ -93,7 +93,7 @@ def _to_mxfp8(values: Any, scales: Any, ids: Any, rivals: Rivals | None) -> Case
         OURS: lambda: ops.lookup_mxfp8(values, scales, ids, scale_order="128x4", out=outs[0])
     }
     if rivals:
-        packed = _empty_packed(num_tokens)
+        packed = empty_packed(num_tokens)
         look_up = rivals.vllm_lookup(values, scales, ids, packed)
         stage = rivals.vllm_stage(packed, HEAD_DIM, outs[1])
         contenders = {**contenders, VLLM: lambda: (look_up(), stage())[1]}
@@ -122,7 +122,7 @@ def same_operands(found: tuple[Any, Any], expected: tuple[Any, Any]) -> bool:
     return all(load_torch().equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def _empty_packed(num_tokens: int) -> Any:
+def empty_packed(num_tokens: int) -> Any:
     torch = load_torch()
     shape = (num_tokens, COLUMNS * packed_row_bytes(HEAD_DIM))
     return torch.full(shape, 0xA5, dtype=torch.uint8, device="cuda")

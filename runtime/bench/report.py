@@ -85,7 +85,7 @@ def _entries(result: Result) -> list[Entry]:
         "p10_us": _round(ours.p10),
         "p90_us": _round(ours.p90),
         "bytes": result.case.num_bytes,
-        "read_ceiling_gb_s": round(result.ceilings.read_rate / 1e9),
+        "read_ceiling_gb_s": round(result.read_rate / 1e9),
         "copy_ceiling_gb_s": round(result.ceilings.copy_rate / 1e9),
         "share": round(result.share, 3),
         "rival": None,

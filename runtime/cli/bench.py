@@ -8,6 +8,7 @@ import importlib
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.text import Text
 from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
-from ..bench import GPU_BENCHES, gpu, report, tables
+from ..bench import GPU_BENCHES, gpu, lookup_host, report, tables
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
 from ..bench.ops import bench_hash, bench_lookup
@@ -31,6 +32,7 @@ EXAMPLE = "trtllm-engram bench lookup --tokens 1,8192 --plot lookup.png"
 _GB = 10**9
 _OPS_TABLE_GB = 2.0
 _GPU_TABLE_GB = 13.0
+_HOST_TABLE_GB = 71.0  # 64 GiB of values
 _FILE_GB = 2.0
 _RANKS = 4
 # The options of each kind of benchmark that not all have.
@@ -38,6 +40,7 @@ _OPTIONS = {
     "ops": ("file_gb", "dir"),
     "tables": ("file_gb", "dir", "ranks", "memory"),
     "gpu": ("tokens", "rivals", "plot", "output"),
+    "lookup": ("tokens", "rivals", "plot", "output", "place", "explain"),
 }
 
 
@@ -58,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table-gb",
         metavar="GB",
         type=float,
-        help=f"table in memory (default: {_OPS_TABLE_GB:g}, on the GPU {_GPU_TABLE_GB:g})",
+        help=f"table in memory (default: {_OPS_TABLE_GB:g}, on the GPU {_GPU_TABLE_GB:g}, "
+        f"read by it from host memory {_HOST_TABLE_GB:g})",
     )
     parser.add_argument(
         "--file-gb",
@@ -90,6 +94,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="GPU: kernels of vLLM and SGLang, measured in turns with ours",
     )
+    parser.add_argument(
+        "--place",
+        choices=("device", "host"),
+        help="lookup: where the table is (default: device)",
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        default=None,
+        help="lookup --place host: every path beside the one that is chosen",
+    )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="GPU: write a picture (PNG)")
     parser.add_argument(
         "--output",
@@ -105,11 +120,12 @@ def run(args: argparse.Namespace) -> int:
     for option in {option for options in _OPTIONS.values() for option in options}:
         if getattr(args, option) is not None and option not in _OPTIONS[kind]:
             having = [name for name, options in _OPTIONS.items() if option in options]
-            names = ", ".join(having).replace("gpu", ", ".join([*GPU_BENCHES, "gpu"]))
+            others = [name for name in GPU_BENCHES if name != "lookup"]
+            names = ", ".join(having).replace("gpu", ", ".join([*others, "gpu"]))
             name = option.replace("_", "-")
             raise InputError(f"--{name}: expected with the benchmarks {names}, found {args.name}")
     if args.table_gb is None:
-        args.table_gb = _GPU_TABLE_GB if kind == "gpu" else _OPS_TABLE_GB
+        args.table_gb = _default_table_gb(args, kind)
     if args.file_gb is None:
         args.file_gb = _FILE_GB
     if args.ranks is None:
@@ -121,7 +137,10 @@ def run(args: argparse.Namespace) -> int:
     ):
         if not low <= value <= high:
             raise InputError(f"{name}: expected {low:g} to {high:g}, found {value:g}")
-    return {"ops": _run_ops, "tables": _run_tables, "gpu": _run_gpu}[kind](args)
+    if args.explain and args.place != "host":
+        raise InputError(f"--explain: expected with --place host, found {args.place or 'device'}")
+    runners = {"ops": _run_ops, "tables": _run_tables, "gpu": _run_gpu, "lookup": _run_gpu}
+    return runners[kind](args)
 
 
 def _run_gpu(args: argparse.Namespace) -> int:
@@ -136,8 +155,7 @@ def _run_gpu(args: argparse.Namespace) -> int:
     results = []
     with console.status(args) as note:
         for name in GPU_BENCHES if args.name == "gpu" else [args.name]:
-            module = importlib.import_module(f"..bench.{name}", __package__)
-            for result in bench.run(module.cases(tokens, args.table_gb, rivals)):
+            for result in bench.run(_cases(name, args, tokens, rivals)):
                 note(f"{result.case.row}, T = {result.case.num_tokens}")
                 results.append(result)
     entries = report.entries(results, about)
@@ -152,6 +170,16 @@ def _run_gpu(args: argparse.Namespace) -> int:
     return 0
 
 
+def _cases(
+    name: str, args: argparse.Namespace, tokens: list[int], rivals: Rivals | None
+) -> Iterator[gpu.Case]:
+    if args.place == "host":
+        return lookup_host.cases(tokens, args.table_gb, rivals, bool(args.explain))
+    module = importlib.import_module(f"..bench.{name}", __package__)
+    cases: Iterator[gpu.Case] = module.cases(tokens, args.table_gb, rivals)
+    return cases
+
+
 def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[str, str]) -> None:
     out = console.stdout()
     pairs: list[tuple[str, object]] = [(name, about[name]) for name in ("machine", "driver")]
@@ -161,6 +189,9 @@ def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[st
         ("read rate", f"{console.human_bytes(ceilings.read_rate)}/s (share is of this)"),
         ("copy rate", f"{console.human_bytes(ceilings.copy_rate)}/s, read and written"),
     ]
+    rates = {name: rate for one in results for name, rate in one.case.read_rates.items()}
+    shares = (f"{console.human_bytes(rate)}/s from host memory" for rate in rates.values())
+    pairs += zip(rates, shares, strict=True)
     console.print_pairs(pairs, out)
     for row, group in groupby(results, key=lambda result: result.case.row):
         of_row = list(group)
@@ -244,6 +275,12 @@ def _run_tables(args: argparse.Namespace) -> int:
         lines.append((one.name, shown(one.value), *limit, one.target))
     console.print_table(("what", ">value", "against", ">value", ">share", ">target"), lines, out)
     return 0
+
+
+def _default_table_gb(args: argparse.Namespace, kind: str) -> float:
+    if args.place == "host":
+        return _HOST_TABLE_GB
+    return _OPS_TABLE_GB if kind in ("ops", "tables") else _GPU_TABLE_GB
 
 
 def _print_ops(measurements: list[Measurement], sizes: dict[str, object]) -> None:

@@ -94,6 +94,15 @@ typedef struct engram_hash_args {
   int32_t positions_dtype; /*!< ENGRAM_INT32 or ENGRAM_INT64 */
 } engram_hash_args;
 
+/*! How a lookup runs on a GPU; all paths give the same bits. */
+typedef enum engram_lookup_path {
+  /*! the fastest for the number of tokens and the place of values, of those that workspace_bytes
+   *  are enough for */
+  ENGRAM_LOOKUP_AUTO = 0,
+  ENGRAM_LOOKUP_DIRECT = 1, /*!< each row by the threads that write it */
+  ENGRAM_LOOKUP_SORTED = 2  /*!< each row once, in the order of rows; takes workspace */
+} engram_lookup_path;
+
 /*! engram_lookup: row ids to rows. Ids outside [first_row, first_row + num_rows) read as zeros. */
 typedef struct engram_lookup_args {
   const uint8_t* values; /*!< FP8 [num_rows, D]; on a GPU 8-byte aligned, 16 for MXFP8 forms */
@@ -108,6 +117,13 @@ typedef struct engram_lookup_args {
   int32_t num_columns;
   int32_t head_dim; /*!< D, a multiple of 32 */
   int32_t form;     /*!< engram_row_form */
+  /*! GPU memory of engram_lookup_workspace bytes that is this call's until its work is done, 8-byte
+   *  aligned, or NULL; a CPU takes none */
+  void* workspace;
+  int64_t workspace_bytes;
+  int32_t path;            /*!< engram_lookup_path; the CPU has one */
+  int32_t values_in_host;  /*!< 1: the GPU reads values in host memory, over PCIe */
+  int32_t num_read_blocks; /*!< of the sorted path; 0: as many as are fastest */
 } engram_lookup_args;
 
 /*! engram_stage: packed rows to the operands of a block-scaled GEMM. */
@@ -166,6 +182,10 @@ typedef struct engram_gate_args {
  *  -1. T = 0 takes NULL arrays and does nothing, but that a hash hands on its lookback windows. */
 ENGRAM_API engram_status engram_hash(const engram_hash_args* args, const engram_exec* exec);
 ENGRAM_API engram_status engram_lookup(const engram_lookup_args* args, const engram_exec* exec);
+/*! Bytes of workspace that a lookup with these sizes takes on a GPU; 0 where its path takes none.
+ *  Reads no array. */
+ENGRAM_API engram_status engram_lookup_workspace(const engram_lookup_args* args,
+                                                 int64_t* num_bytes);
 ENGRAM_API engram_status engram_stage(const engram_stage_args* args, const engram_exec* exec);
 ENGRAM_API engram_status engram_project(const engram_project_args* args, const engram_exec* exec);
 ENGRAM_API engram_status engram_gate(const engram_gate_args* args, const engram_exec* exec);
@@ -216,10 +236,10 @@ ENGRAM_API engram_status engram_table_cancel(void);
 /*! Frees a name; the memory goes with the last engine that uses the table. */
 ENGRAM_API engram_status engram_table_unbind(const char* name);
 
-/*! Fills values, scales, first_row, num_rows, num_columns and head_dim for lookups on a CUDA
- *  device, loading what is not there yet. Valid until the name is unbound. For a table bound with
- *  heads = true these are of this rank's columns: ids are those of num_columns columns from
- *  first_column (see engram_table_describe) on, with the stride of all. */
+/*! Fills values, scales, first_row, num_rows, num_columns, head_dim and values_in_host for lookups
+ *  on a CUDA device, loading what is not there yet. Valid until the name is unbound. For a table
+ * bound with heads = true these are of this rank's columns: ids are those of num_columns columns
+ * from first_column (see engram_table_describe) on, with the stride of all. */
 ENGRAM_API engram_status engram_table_view(const char* name, int32_t device,
                                            engram_lookup_args* args);
 

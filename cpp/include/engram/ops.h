@@ -17,6 +17,8 @@ namespace engram {
 //! no array.
 void check_hash(const engram_hash_args& args);
 void check_lookup(const engram_lookup_args& args);
+//! The part of check_lookup that looks at no pointer.
+void check_lookup_sizes(const engram_lookup_args& args);
 void check_stage(const engram_stage_args& args);
 void check_project(const engram_project_args& args);
 void check_gate(const engram_gate_args& args);
@@ -31,6 +33,12 @@ constexpr int lookup_read_bytes(int32_t form) {
 void check_lookup_on_gpu(const engram_lookup_args& args);
 void check_project_on_gpu(const engram_project_args& args);
 
+//! engram_lookup_path of a lookup on a GPU: its own, or for AUTO the fastest that its workspace
+//! lets it take.
+int32_t lookup_path(const engram_lookup_args& args);
+//! Bytes of workspace that a lookup asks for on a GPU, with AUTO those of the fastest path.
+int64_t lookup_workspace_bytes(const engram_lookup_args& args);
+
 //! num_threads 0 = all that the process may run on. hash_cpu also refuses bad ids and boundaries.
 void hash_cpu(const engram_hash_args& args, int num_threads);
 void lookup_cpu(const engram_lookup_args& args, int num_threads);
@@ -41,6 +49,8 @@ void gate_cpu(const engram_gate_args& args, int num_threads);
 #if ENGRAM_CUDA
 //! fault: mapped word of the current device (fault.h), or null to report nothing.
 cudaError_t hash_cuda(const engram_hash_args& args, uint64_t* fault, cudaStream_t stream);
+//! By lookup_path; lookup_cuda is the direct one.
+cudaError_t lookup_by_path(const engram_lookup_args& args, cudaStream_t stream);
 cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream);
 cudaError_t stage_cuda(const engram_stage_args& args, cudaStream_t stream);
 cudaError_t project_cuda(const engram_project_args& args, cudaStream_t stream);

@@ -44,6 +44,7 @@ struct TableInfo {
 struct TableView {
   const uint8_t* values = nullptr;
   const uint8_t* scales = nullptr;
+  bool values_in_host = false;  //!< a GPU reads them over PCIe
 };
 
 class HostMemory;

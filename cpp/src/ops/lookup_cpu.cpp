@@ -10,6 +10,7 @@
 #include "engram/ops.h"
 #include "multiversion_streams.h"
 #include "ops/convert_rows.h"
+#include "ops/row_runs.h"
 #include "ops/staged_scales.h"
 #include "parallel.h"
 
@@ -355,7 +356,7 @@ LookupRange fastest_lookup_range(const engram_lookup_args& args) {
 
 }  // namespace
 
-void check_lookup(const engram_lookup_args& args) {
+void check_lookup_sizes(const engram_lookup_args& args) {
   check_range(args.form, "form", ENGRAM_ROWS_BF16, ENGRAM_ROWS_MXFP8_128X4);
   check_range(args.num_tokens, "num_tokens", 0, INT32_MAX);
   check_at_least(args.num_rows, "num_rows", 0);
@@ -368,6 +369,13 @@ void check_lookup(const engram_lookup_args& args) {
                 "bytes of out");
   check_product({args.num_tokens, args.ids_stride, 4}, "bytes of ids");
   check_product({args.num_rows, args.head_dim}, "bytes of values");
+  check_range(args.path, "path", ENGRAM_LOOKUP_AUTO, ENGRAM_LOOKUP_SORTED);
+  check_at_least(args.num_read_blocks, "num_read_blocks", 0);
+  check_at_least(args.workspace_bytes, "workspace_bytes", 0);
+}
+
+void check_lookup(const engram_lookup_args& args) {
+  check_lookup_sizes(args);
   if (args.num_tokens == 0) return;
   check_elements(args.ids, "ids");
   check_array(args.out, "out");
@@ -385,6 +393,10 @@ void check_lookup_on_gpu(const engram_lookup_args& args) {
     check_aligned(args.values, "values", static_cast<uintptr_t>(lookup_read_bytes(args.form)));
   }
   if (args.form != ENGRAM_ROWS_PACKED) check_aligned(args.out, "out", 16);
+  if (lookup_path(args) != ENGRAM_LOOKUP_SORTED) return;
+  check_at_least(args.workspace_bytes, "workspace_bytes", lookup_workspace_bytes(args));
+  check_array(args.workspace, "workspace");
+  check_aligned(args.workspace, "workspace", alignof(RowRun));
 }
 
 void lookup_cpu(const engram_lookup_args& args, int num_threads) {

@@ -24,11 +24,13 @@ Table::Table(TableOptions options, TableInfo info, TableHistory history,
       scales_(std::move(scales)) {}
 
 TableView Table::view(int device) const {
-  return from_first_row({values_->on_device(device), scales_->on_device(device)});
+  return from_first_row({.values = values_->on_device(device),
+                         .scales = scales_->on_device(device),
+                         .values_in_host = options_.placement == Placement::kHost});
 }
 
 TableView Table::host_view() const {
-  const TableView view{values_->on_host(), scales_->on_host()};
+  const TableView view{.values = values_->on_host(), .scales = scales_->on_host()};
   ENGRAM_CHECK(view.values != nullptr && view.scales != nullptr, options_.store, " layer ",
                info_.layer, ": expected a table in host memory, found placement ",
                placement_name(options_.placement), " and scales ", placement_name(options_.scales));

@@ -16,6 +16,7 @@ namespace {
 void fill(const TableView& view, const TableInfo& info, engram_lookup_args* args) {
   args->values = view.values;
   args->scales = view.scales;
+  args->values_in_host = view.values_in_host ? 1 : 0;
   args->first_row = info.first_row;
   args->num_rows = info.num_rows;
   args->num_columns = info.num_columns;

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which way a lookup goes on a GPU.
+#include "engram/ops.h"
+#include "ops/row_runs.h"
+
+namespace engram {
+namespace {
+
+//! Below, too few rows are neighbours for sorting to pay.
+constexpr int64_t kSortedTokens = 256;
+
+}  // namespace
+
+int32_t lookup_path(const engram_lookup_args& args) {
+  if (args.path != ENGRAM_LOOKUP_AUTO) return args.path;
+  const bool sorted = args.values_in_host != 0 && args.num_tokens >= kSortedTokens;
+  if (!sorted || args.workspace_bytes < run_array_bytes(segment_shape(args))) {
+    return ENGRAM_LOOKUP_DIRECT;
+  }
+  return ENGRAM_LOOKUP_SORTED;
+}
+
+int64_t lookup_workspace_bytes(const engram_lookup_args& args) {
+  engram_lookup_args with_workspace = args;
+  with_workspace.workspace_bytes = INT64_MAX;
+  if (lookup_path(with_workspace) != ENGRAM_LOOKUP_SORTED) return 0;
+  return run_array_bytes(segment_shape(args));
+}
+
+#if ENGRAM_CUDA
+cudaError_t lookup_by_path(const engram_lookup_args& args, cudaStream_t stream) {
+  if (lookup_path(args) == ENGRAM_LOOKUP_DIRECT) return lookup_cuda(args, stream);
+  if (args.num_tokens == 0) return cudaSuccess;
+  const SegmentShape shape = segment_shape(args);
+  const RunArrays arrays = run_arrays(shape, args.workspace);
+  const cudaError_t code = make_runs(args, shape, arrays, stream);
+  if (code != cudaSuccess) return code;
+  return read_runs(args, shape, arrays,
+                   args.num_read_blocks > 0 ? args.num_read_blocks : kReadBlocks, stream);
+}
+#endif
+
+}  // namespace engram

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a table in host memory, read over PCIe: uniform random ids of each hash column.
+
+The table is filled by the formula of `synthesize`, so that rows are known without it; ours has its
+scales in GPU memory, the rival reads values and scales in host memory, as it does in its engine.
+Ceilings are the copy engine's rate and that of a kernel which reads host memory from end to end.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trtllm_engram.builder import EngramLayout
+from trtllm_engram.builder.formula import row_bytes
+from trtllm_engram.builder.made_up import config_of_size
+
+from .. import _native, demo_check
+from ..call import Call
+from ..lookup_call import take_ids, to_bf16, to_mxfp8, to_packed
+from ..row import num_blocks, packed_row_bytes
+from ..tables import Tables
+from .gpu import OURS, Case, Target, expect, load_torch
+from .lookup import COLUMNS, HEAD_DIM, empty_operands, empty_packed, same_operands
+from .rivals import VLLM, Rivals
+from .tables import made_up_store
+
+_NAME = "bench"
+_LAYER = 1
+_SEED = 0
+_CHECKED_TOKENS = 64
+_CEILING_BYTES = 1 << 30
+_TURNS = 5
+_EXPLAINED_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 132)
+
+Path = tuple[_native.LookupPath, int]  # and the sorted one's blocks, 0 for the default
+_AUTO: Path = (_native.LookupPath.AUTO, 0)
+_DIRECT: Path = (_native.LookupPath.DIRECT, 0)
+
+
+def cases(
+    tokens: Sequence[int], table_gb: float, rivals: Rivals | None, explain: bool
+) -> Iterator[Case]:
+    """explain: every path beside the one that is chosen."""
+    torch = load_torch()
+    torch.manual_seed(0)
+    config = config_of_size(int(table_gb * 1e9), layers=(_LAYER,))
+    layout = EngramLayout(config)
+    with made_up_store(int(table_gb * 1e9)) as store, Tables() as tables:
+        tables.bind(_NAME, store, layer=_LAYER, scales="device", formula_seed=_SEED)
+        table = HostTable(_native.table_view(_NAME, torch.cuda.current_device()), bool(rivals))
+        rates = _measure_rates(table.values)
+        for count in tokens:
+            ids = _uniform_ids(layout, count)
+            values, scales = row_bytes(config, _LAYER, ids[:_CHECKED_TOKENS].ravel(), _SEED)
+            places = np.arange(len(values), dtype=np.int32).reshape(-1, COLUMNS)
+            expected = demo_check.rows(values, scales, places)
+            put = torch.tensor(ids, device="cuda")
+            for case in _of_ids(put, table, rivals, explain, expected):
+                yield replace(case, read_rates=rates)
+
+
+class HostTable:
+    """What the contenders read: values in host memory, scales on both sides."""
+
+    def __init__(self, view: _native.LookupArgs, with_rivals: bool) -> None:
+        torch = load_torch()
+        rows = view.num_rows
+        self.values = _tensor_at(view.values, (rows, HEAD_DIM))
+        self.host_scales = None
+        if with_rivals:
+            scales = _tensor_at(view.scales, (rows, num_blocks(HEAD_DIM)))
+            self._pinned = torch.empty(scales.shape, dtype=torch.uint8, pin_memory=True)
+            self._pinned.copy_(scales)
+            self.host_scales = _tensor_at(self._pinned.data_ptr(), tuple(scales.shape))
+
+
+def _of_ids(
+    ids: Any, table: HostTable, rivals: Rivals | None, explain: bool, expected: Any
+) -> Iterator[Case]:
+    yield _to_bf16(ids, table, rivals, explain, expected)
+    if not explain:
+        yield _packed(ids)
+        yield _to_mxfp8(ids)
+
+
+def _to_bf16(
+    ids: Any, table: HostTable, rivals: Rivals | None, explain: bool, expected: Any
+) -> Case:
+    torch = load_torch()
+    num_tokens = ids.shape[0]
+
+    def empty() -> Any:
+        shape = (num_tokens, COLUMNS * HEAD_DIM)
+        return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+
+    first, others = empty(), empty().zero_()
+    contenders: dict[str, Callable[[], Any]] = {OURS: _look_up(ids, first, _AUTO)}
+    if rivals:
+        contenders[VLLM] = rivals.vllm_lookup(table.values, table.host_scales, ids, others)
+    if explain:
+        contenders["direct"] = _look_up(ids, others, _DIRECT)
+        for blocks in _EXPLAINED_BLOCKS:
+            path = (_native.LookupPath.SORTED, blocks)
+            contenders[f"sorted, {blocks}"] = _look_up(ids, others, path)
+    row = "host lookup to BF16"
+
+    def check(name: str, rows: Any) -> None:
+        few = rows[: len(expected)].view(torch.int16).cpu().numpy()
+        right = np.array_equal(few, expected.view(np.int16))
+        same = torch.equal(rows.view(torch.int16), first.view(torch.int16))
+        others.zero_()  # the next one is to write it all
+        expect(right and same, row, num_tokens, name)
+
+    num_bytes = ids.numel() * packed_row_bytes(HEAD_DIM)
+    return Case(row, num_tokens, num_bytes, contenders, check, _targets(num_tokens))
+
+
+def _packed(ids: Any) -> Case:
+    num_tokens = ids.shape[0]
+    row = "host lookup packed"
+
+    outs = [empty_packed(num_tokens) for _ in range(2)]
+
+    def look_up(path: Path, out: Any) -> Any:
+        call = Call("lookup_packed", None, ids=ids, out=out)
+        return to_packed(call, _args(call, path))
+
+    def check(name: str, packed: Any) -> None:
+        same = load_torch().equal(packed, look_up(_DIRECT, outs[1]))
+        expect(same, row, num_tokens, name)
+
+    num_bytes = ids.numel() * packed_row_bytes(HEAD_DIM)
+    return Case(row, num_tokens, num_bytes, {OURS: lambda: look_up(_AUTO, outs[0])}, check)
+
+
+def _to_mxfp8(ids: Any) -> Case:
+    num_tokens = ids.shape[0]
+    row = "host lookup to MXFP8"
+
+    def look_up(path: Path, out: Any) -> Any:
+        call = Call("lookup_mxfp8", None, ids=ids, out_values=out[0], out_scales=out[1])
+        return to_mxfp8(call, _args(call, path), "128x4")
+
+    outs = [empty_operands(num_tokens) for _ in range(2)]
+
+    def check(name: str, operands: Any) -> None:
+        same = same_operands(operands, look_up(_DIRECT, outs[1]))
+        expect(same, row, num_tokens, name)
+
+    num_bytes = ids.numel() * packed_row_bytes(HEAD_DIM)
+    return Case(row, num_tokens, num_bytes, {OURS: lambda: look_up(_AUTO, outs[0])}, check)
+
+
+def _look_up(ids: Any, out: Any, path: Path) -> Callable[[], Any]:
+    def run() -> Any:
+        call = Call("lookup", None, ids=ids, out=out)
+        return to_bf16(call, _args(call, path))
+
+    return run
+
+
+def _args(call: Call, path: Path) -> _native.LookupArgs:
+    args = take_ids(call, _native.table_view(_NAME, call.device))
+    args.path, args.num_read_blocks = path
+    return args
+
+
+def _targets(num_tokens: int) -> list[Target]:
+    if num_tokens <= 8:
+        return [Target(VLLM, ratio=1.0)]
+    if 16 <= num_tokens <= 256:
+        return [Target(VLLM, ratio=0.5)]
+    return [Target(VLLM, ratio=1 / 3)] if num_tokens >= 4096 else []
+
+
+def _uniform_ids(layout: EngramLayout, num_tokens: int) -> np.typing.NDArray[np.int32]:
+    rng = np.random.default_rng(num_tokens)
+    primes, offsets = layout.primes[0].ravel(), layout.offsets[0]
+    return (rng.integers(primes, size=(num_tokens, COLUMNS)) + offsets).astype(np.int32)
+
+
+def _tensor_at(address: int, shape: tuple[int, int]) -> Any:
+    """What the GPU reads at an address, as a torch tensor of bytes."""
+
+    class Memory:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "shape": shape,
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+    return load_torch().as_tensor(Memory(), device="cuda")
+
+
+def _measure_rates(values: Any) -> dict[str, float]:
+    """Bytes a second from host memory: by the copy engine, and read by a kernel in order."""
+    torch = load_torch()
+    num_bytes = min(_CEILING_BYTES, math.prod(values.shape) // 8 * 8)
+    source = values.view(-1)[:num_bytes].view(torch.int64)
+    pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    total = torch.empty((), dtype=torch.int64, device="cuda")
+    return {
+        "copy engine": _rate(num_bytes, lambda: target.copy_(pinned, non_blocking=True)),
+        "reads in order": _rate(num_bytes, lambda: torch.sum(source, dim=0, out=total)),
+    }
+
+
+def _rate(num_bytes: int, work: Callable[[], Any]) -> float:
+    torch = load_torch()
+    milliseconds = []
+    for turn in range(_TURNS + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        if turn > 0:
+            milliseconds.append(start.elapsed_time(end))
+    return num_bytes / statistics.median(milliseconds) * 1e3

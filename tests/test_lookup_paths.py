@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths of a lookup on a GPU: all give the rows of the definition, bit for bit."""
+
+import generators
+import numpy as np
+import pytest
+import reference
+from devices import DeviceArrays, Numpy, Torch, capture
+
+from trtllm_engram.builder.formula import row_bytes
+from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
+from trtllm_engram.runtime import Tables, _native, gpus
+from trtllm_engram.runtime.call import Call
+from trtllm_engram.runtime.lookup_call import take_ids, to_bf16, to_mxfp8, to_packed
+
+SORTED = _native.LookupPath.SORTED
+FORMS = ["bf16", "packed", "linear", "128x4"]
+every_form = pytest.mark.parametrize("form", FORMS)
+
+# Around a block's sizes, a run's pieces and a scale tile.
+TOKENS = [1, 2, 31, 33, 127, 129, 255, 256, 257, 1024, 1025, 8192, 8193]
+
+
+def look_up(form, table, ids, path=SORTED, blocks=0, **outs):
+    """`table` is what a call reads: LookupArgs without ids."""
+    call = Call("lookup", None, ids=ids, **outs)
+    args = take_ids(call, table())
+    args.path, args.num_read_blocks = path, blocks
+    if form == "bf16":
+        return [to_bf16(call, args)]
+    if form == "packed":
+        return [to_packed(call, args)]
+    return list(to_mxfp8(call, args, form))
+
+
+def table_of(values, scales, first_row=0):
+    """A table in the memory of tensors, which the result keeps."""
+
+    def view():
+        return _native.LookupArgs(
+            values=values.data_ptr(),
+            scales=scales.data_ptr(),
+            first_row=first_row,
+            num_rows=values.shape[0],
+            head_dim=values.shape[1],
+        )
+
+    return view
+
+
+def twin(form, values, scales, ids, first_row=0):
+    if form == "bf16":
+        return [reference.lookup(values, scales, ids, first_row)]
+    if form == "packed":
+        return [reference.lookup_packed(values, scales, ids, first_row)]
+    row_values, row_scales = reference.lookup_mxfp8(values, scales, ids, first_row)
+    return [row_values, row_scales if form == "linear" else reference.scales_128x4(row_scales)]
+
+
+def check(form, values, scales, ids, first_row=0, **how):
+    device = Torch()
+    table = table_of(device.put(values), device.put(scales), first_row)
+    found = look_up(form, table, device.put(ids), **how)
+    for actual, wanted in zip(found, twin(form, values, scales, ids, first_row), strict=True):
+        np.testing.assert_array_equal(device.get(actual), wanted)
+
+
+@pytest.mark.gpu
+@every_form
+@pytest.mark.parametrize("num_tokens", TOKENS)
+def test_token_counts(form, num_tokens):
+    values, scales = generators.table(1013)
+    ids = generators.row_ids(np.random.default_rng(num_tokens), num_tokens, 3, 1013)
+    check(form, values, scales, ids)
+
+
+@pytest.mark.gpu
+@every_form
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 256, 512], ids="D{}".format)
+@pytest.mark.parametrize("num_columns", [1, 5, 24], ids="C{}".format)
+def test_row_sizes(form, head_dim, num_columns):
+    values, scales = generators.table(211, head_dim)
+    ids = generators.row_ids(np.random.default_rng(head_dim), 300, num_columns, 211)
+    check(form, values, scales, ids)
+
+
+IDS = {
+    "none": np.full((700, 2), -1),
+    "all_equal": np.full((700, 2), 70),
+    "one_row_once": np.where(np.arange(1400).reshape(700, 2) == 801, 70, -1),
+    "ends_of_the_table": np.tile([[0, 100], [100, 0]], (350, 1)),
+    "ends_of_int32": np.tile([[2**31 - 1, -(2**31)], [101, -1]], (350, 1)),
+    "rising": np.arange(1400).reshape(700, 2) % 101,
+    "falling": 100 - np.arange(1400).reshape(700, 2) % 101,
+}
+
+
+@pytest.mark.gpu
+@every_form
+@pytest.mark.parametrize("ids", IDS.values(), ids=IDS.keys())
+def test_ids(form, ids):
+    values, scales = generators.table(101)
+    check(form, values, scales, ids.astype(np.int32))
+    check(form, values, scales, ids.astype(np.int32), first_row=7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("blocks", [1, 3, 132, 1000])
+def test_blocks(blocks):
+    values, scales = generators.table(1013)
+    ids = generators.row_ids(np.random.default_rng(blocks), 1000, 24, 1013)
+    check("bf16", values, scales, ids, blocks=blocks)
+
+
+@pytest.mark.gpu
+def test_no_tokens():
+    values, scales = generators.table(7)
+    check("bf16", values, scales, np.zeros((0, 24), np.int32))
+
+
+@pytest.mark.gpu
+def test_far_rows():
+    """Rows past offsets of 2 and 4 GiB, in a table of more than 2^32 bytes."""
+    import torch
+
+    num_rows = 2**24 + 5
+    values = torch.zeros((num_rows, 256), dtype=torch.uint8, device="cuda")
+    scales = torch.zeros((num_rows, 8), dtype=torch.uint8, device="cuda")
+    near_values, near_scales = map(Torch().put, generators.table(3))
+    rows = [2**23, 2**24 + 3, num_rows - 1]
+    values[rows], scales[rows] = near_values, near_scales
+    ids = np.array([rows, rows[::-1], [-1, 0, num_rows]], np.int32)
+    (found,) = look_up("packed", table_of(values, scales), Torch().put(ids))
+    near_ids = np.array([[0, 1, 2], [2, 1, 0]], np.int32)
+    expected = reference.lookup_packed(*generators.table(3), near_ids)
+    np.testing.assert_array_equal(Torch().get(found)[:2], expected)
+    assert not found[2].any()
+
+
+@pytest.mark.gpu
+def test_ids_of_one_layer():
+    values, scales = generators.table(101)
+    device = Torch()
+    ids = generators.row_ids(np.random.default_rng(2), 300, 3 * 5, 101).reshape(300, 3, 5)
+    table = table_of(device.put(values), device.put(scales))
+    (found,) = look_up("bf16", table, device.put(ids)[:, 1])
+    np.testing.assert_array_equal(device.get(found), reference.lookup(values, scales, ids[:, 1]))
+
+
+@pytest.fixture(scope="module")
+def host_table(tmp_path_factory):
+    """(config, tables): one of about 20 MB that the GPU reads in host memory."""
+    config = config_of_size(20_000_000, layers=(1,))
+    folder = tmp_path_factory.mktemp("paths")
+    write_made_up_store(folder, config)
+    with Tables() as tables:
+        for scales in ("with_rows", "device") if gpus.probe_driver().gpus else ("with_rows",):
+            tables.bind(scales, folder, layer=1, scales=scales, formula_seed=3)
+        yield config, tables
+
+
+def some_ids(config, seed, num_tokens=700):
+    """Half of them of few rows, so that tokens share them, some of none."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, config.num_embeddings[0], (num_tokens, config.num_columns))
+    few = rng.integers(0, 50, ids.shape) * 31
+    kind = rng.random(ids.shape)
+    return np.where(kind < 0.5, few, np.where(kind < 0.55, -1, ids)).astype(np.int32)
+
+
+def formula_rows(config, ids):
+    """Values, scales and ids that find in them the rows of the table."""
+    rows, places = np.unique(ids[ids >= 0], return_inverse=True)
+    near = np.full(ids.shape, -1, np.int32)
+    near[ids >= 0] = places
+    return *row_bytes(config, 1, rows, 3), near
+
+
+def by_name(tables, form, name, ids):
+    if form == "bf16":
+        return [tables.lookup(name, ids)]
+    if form == "packed":
+        return [tables.lookup_packed(name, ids)]
+    return list(tables.lookup_mxfp8(name, ids, scale_order=form))
+
+
+@pytest.mark.gpu
+@every_form
+@pytest.mark.parametrize("scales", ["with_rows", "device"])
+@pytest.mark.parametrize("num_tokens", [1, 8, 64, 255, 256, 1024, 9000])
+@pytest.mark.parametrize("device", [Torch(), DeviceArrays()], ids=["torch", "device_array"])
+def test_a_table_in_host_memory(host_table, form, scales, num_tokens, device):
+    config, tables = host_table
+    ids = some_ids(config, num_tokens, num_tokens)
+    found = by_name(tables, form, scales, device.put(ids))
+    for actual, wanted in zip(found, twin(form, *formula_rows(config, ids)), strict=True):
+        np.testing.assert_array_equal(device.get(actual), wanted)
+
+
+@pytest.mark.gpu
+def test_a_thousand_replays(host_table):
+    """A captured lookup follows the ids of the moment, however often their runs change."""
+    import torch
+
+    config, tables = host_table
+    device = Torch()
+    ids = device.put(some_ids(config, 0))
+    out = torch.empty((len(ids), config.row_dim), dtype=torch.bfloat16, device="cuda")
+    direct = torch.empty_like(out)
+    graph = capture(lambda: tables.lookup("device", ids, out=out))
+
+    def view():
+        return _native.table_view("device", 0)
+
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    few = [device.put(some_ids(config, seed)) for seed in range(20)]
+    for turn in range(1000):
+        ids.copy_(torch.roll(few[turn % len(few)], turn, 0))
+        graph.replay()
+        look_up("bf16", view, ids, _native.LookupPath.DIRECT, out=direct)
+        wrong += (out.view(torch.int16) != direct.view(torch.int16)).sum()
+    assert wrong.item() == 0
+    last = ids.cpu().numpy()
+    np.testing.assert_array_equal(device.get(out), reference.lookup(*formula_rows(config, last)))
+
+
+@pytest.mark.gpu
+def test_two_streams(host_table):
+    """Lookups that overlap have workspaces of their own."""
+    import torch
+
+    config, tables = host_table
+    device = Torch()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    ids = [some_ids(config, seed, 2000) for seed in (11, 12)]
+    given = [device.put(array) for array in ids]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(20):
+        for stream, array in zip(streams, given, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(tables.lookup("device", array))
+    torch.cuda.synchronize()
+    expected = [device.put(reference.lookup(*formula_rows(config, array))) for array in ids]
+    for turn, rows in enumerate(found):
+        assert torch.equal(rows.view(torch.int16), expected[turn % 2].view(torch.int16))
+
+
+@every_form
+def test_on_the_cpu(host_table, form):
+    config, tables = host_table
+    ids = some_ids(config, 5, 130)
+    found = by_name(tables, form, "with_rows", ids)
+    for actual, wanted in zip(found, twin(form, *formula_rows(config, ids)), strict=True):
+        np.testing.assert_array_equal(Numpy().get(actual), wanted)
+
+
+def test_workspace_is_for_host_tables():
+    args = _native.LookupArgs(
+        ids_stride=24, num_rows=9, num_tokens=8192, num_columns=24, head_dim=256
+    )
+    assert _native.lookup_workspace(args) == 0
+    args.values_in_host = 1
+    assert _native.lookup_workspace(args) > 0
