@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trtllm_engram.builder import EngramLayout
 from trtllm_engram.builder.formula import row_bytes
@@ -179,10 +180,12 @@ def _targets(num_tokens: int) -> list[Target]:
     return [Target(VLLM, ratio=1 / 3)] if num_tokens >= 4096 else []
 
 
-def _uniform_ids(layout: EngramLayout, num_tokens: int) -> np.typing.NDArray[np.int32]:
+def _uniform_ids(layout: EngramLayout, num_tokens: int) -> npt.NDArray[np.int32]:
     rng = np.random.default_rng(num_tokens)
     primes, offsets = layout.primes[0].ravel(), layout.offsets[0]
-    return (rng.integers(primes, size=(num_tokens, COLUMNS)) + offsets).astype(np.int32)
+    rows = rng.integers(primes, size=(num_tokens, COLUMNS))
+    ids: npt.NDArray[np.int32] = (rows + offsets).astype(np.int32)
+    return ids
 
 
 def _tensor_at(address: int, shape: tuple[int, int]) -> Any:
@@ -215,7 +218,7 @@ def _measure_rates(values: Any) -> dict[str, float]:
 
 def _rate(num_bytes: int, work: Callable[[], Any]) -> float:
     torch = load_torch()
-    milliseconds = []
+    milliseconds: list[float] = []
     for turn in range(_TURNS + 1):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
