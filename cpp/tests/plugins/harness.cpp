@@ -247,6 +247,15 @@ bool Plugin::supports(const std::vector<DataType>& tensors, int num_inputs) cons
                                            num_inputs, build().getNbOutputs());
 }
 
+size_t Plugin::workspace_bytes(const std::vector<Shape>& inputs) const {
+  std::vector<nvinfer1::DynamicPluginTensorDesc> descs;
+  for (const Shape& shape : inputs) {
+    const nvinfer1::PluginTensorDesc most = desc(shape, DataType::kINT32);
+    descs.push_back({most, {}, most.dims, {}});
+  }
+  return build().getWorkspaceSize(descs.data(), static_cast<int32_t>(descs.size()), nullptr, 0);
+}
+
 int32_t Plugin::enqueue_nothing(const std::vector<Shape>& inputs) const {
   std::vector<nvinfer1::PluginTensorDesc> descs;
   for (const Shape& shape : inputs) descs.push_back(desc(shape, DataType::kINT32));

@@ -53,6 +53,8 @@ class Plugin {
   std::optional<std::vector<DataType>> types(const std::vector<DataType>& inputs) const;
   //! supportsFormatCombination of the last of these tensors, all linear.
   bool supports(const std::vector<DataType>& tensors, int num_inputs) const;
+  //! Bytes of workspace for inputs of up to these shapes.
+  size_t workspace_bytes(const std::vector<Shape>& inputs) const;
   //! enqueue with null pointers and no stream: what may be done with nothing to do.
   int32_t enqueue_nothing(const std::vector<Shape>& inputs) const;
   //! What a plan would hold.

@@ -133,6 +133,15 @@ TEST_CASE("lookup: what does not fit") {
   CHECK(take_log().find("hash_ids: expected type INT32, found INT64") != std::string::npos);
 }
 
+TEST_CASE("lookup: the workspace of a table in host memory, for the most tokens") {
+  CHECK(make("EngramLookup").workspace_bytes({{8, 2, 24}}) == 0);
+  CHECK(make("EngramLookup").workspace_bytes({{8192, 2, 24}}) == 24 * (8193 * 8 + 4 + 8192 * 2));
+  CHECK(make("EngramLookup", {{"prefetched", 1}}).workspace_bytes({{8192, 2, 24}, {8192, 6144}}) ==
+        0);
+  // Its side stream still works when another layer has TensorRT's workspace.
+  CHECK(make("EngramPrefetch").workspace_bytes({{8192, 2, 24}}) == 0);
+}
+
 TEST_CASE("prefetch and the lookup that waits") {
   const Shapes ids{{-7, 2, 24}};
   CHECK(make("EngramPrefetch").shapes(ids) == Shapes{{7, 6144}});
