@@ -21,7 +21,7 @@ BUILD_TOOLS = $(shell sed -nE 's/^ *"((cmake|ninja|setuptools|wheel)==[^"]*)",?$
 MISSING = $(shell for tool in $(PYTHON) g++ git; do command -v $$tool >/dev/null || echo $$tool; done; \
             $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv)
 
-.PHONY: build demo tensorrt test test-all test-gpu sanitize-gpu test-mutants bench lint test-cpp \
+.PHONY: build demo tensorrt triton test test-all test-gpu sanitize-gpu test-mutants bench lint test-cpp \
         test-fuzz test-python clean help
 build: $(INSTALLED)
 	@$(BIN)/python setup.py --quiet build_library --editable-mode
@@ -42,6 +42,10 @@ $(INSTALLED): .venv/tools setup.py
 # The versions that plugins are tested on; 2 GB come, 1.7 GB stay (NVIDIA's license, see there).
 tensorrt: .venv/tools
 	@$(BIN)/python cpp/cmake/fetch_tensorrt.py
+
+# The server that tests of serving start, with a Python of its own; 330 MB.
+triton: build
+	@$(BIN)/python tests/fetch_triton.py
 
 demo: build
 	@$(BIN)/trtllm-engram demo
@@ -124,6 +128,7 @@ help:
 	@echo "make [build] | demo | lint | clean"
 	@echo "make test          what CI runs: lint, C++ and Python tests; says what it could not run"
 	@echo "make tensorrt      brings the TensorRT versions that the plugins are tested on (2 GB)"
+	@echo "make triton        brings the Triton Inference Server that tests start (330 MB)"
 	@echo "make test-fuzz     a part of it: libFuzzer over the C++ parsers, where clang has it"
 	@echo "make test-all      with slow tests and mutants; test-mutants runs those alone"
 	@echo "make test-gpu      ops, engines and polygraphy on a GPU, with a TensorRT that builds"

@@ -156,14 +156,21 @@ _release_callback = _Deleter(_release)
 _destroy_callback = _Destructor(_destroy)
 
 
-def export(owner: object, pointer: int, shape: tuple[int, ...], dtype: str, device: int) -> object:
-    """A capsule of contiguous memory on a CUDA device that keeps `owner` alive."""
+def export(
+    owner: object,
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: str,
+    device: int = 0,
+    device_type: int = CUDA,
+) -> object:
+    """A capsule of contiguous memory that keeps `owner` alive."""
     dims = (c_int64 * len(shape))(*shape)
     strides = (c_int64 * len(shape))(*contiguous_strides(shape, 1))
     managed = _Managed()
     tensor = managed.tensor
     tensor.data = pointer
-    tensor.device_type, tensor.device_id = CUDA, device
+    tensor.device_type, tensor.device_id = device_type, device
     tensor.ndim = len(shape)
     tensor.code, tensor.bits = _CODES[dtype]
     tensor.lanes = 1

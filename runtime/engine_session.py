@@ -72,9 +72,14 @@ class EngineSession:
                 inputs["lookback_ids"] = lookback
             for layer_id in self._layer_ids:
                 inputs[hidden_name(layer_id)] = hidden(layer_id, start, stop)
-            outputs = self._execution(inputs).run(inputs)
+            outputs = self.call(inputs)
             yield self._chunk(start, stop, inputs, outputs)
             lookback = outputs.get("next_lookback_ids", lookback)
+
+    def call(self, inputs: dict[str, Host]) -> dict[str, Host]:
+        """The engine's outputs by name, by the first profile that takes these inputs."""
+        outputs: dict[str, Host] = self._execution(inputs).run(inputs)
+        return outputs
 
     def _execution(self, inputs: dict[str, Host]) -> Execution:
         profile = self.engine.find_profile({name: array.shape for name, array in inputs.items()})

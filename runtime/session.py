@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_engram.builder.layers import table_name
 from trtllm_engram.plugins.errors import InputError
 
 from . import ops
@@ -28,6 +29,7 @@ from .devices import CPU, parse_device
 from .hidden import HiddenSource
 from .row import packed_row_bytes
 from .store import Store
+from .tables import Tables
 
 _RESERVED_BYTES = 2 << 30  # of GPU memory, for weights, activations and the CUDA context
 
@@ -82,20 +84,22 @@ class EngramSession:
     """Runs a store's layers on one device: "cpu" or "cuda:N".
 
     On a GPU the tables are copied into its memory where they fit; where they do not, rows are
-    looked up on the CPU and copied over. Requests are named by anything hashable and live until
-    `forget`.
+    looked up on the CPU and copied over. With `tables`, rows are those of Tables.of_store instead,
+    wherever they lie. Requests are named by anything hashable and live until `forget`.
     """
 
-    def __init__(self, store: Store, device: str = CPU) -> None:
+    def __init__(self, store: Store, device: str = CPU, tables: Tables | None = None) -> None:
         self.store = store
         self.config = store.config
         self.device = device
         self._ordinal = parse_device(device)
-        self._tables = {layer_id: store.table(layer_id) for layer_id in store.config.layer_ids}
+        self._bound = tables
         self._weights = {layer_id: store.weights(layer_id) for layer_id in store.config.layer_ids}
         self._requests: dict[Hashable, _Past] = {}
         self._on_device: dict[Any, Any] = {}  # uploads, made when first needed
-        self.tables_on_device = self._ordinal is None or self._tables_fit(self._ordinal)
+        self.tables_on_device = (
+            tables is not None or self._ordinal is None or self._tables_fit(self._ordinal)
+        )
 
     def step(
         self,
@@ -115,19 +119,39 @@ class EngramSession:
         goes_on = any(past.position for past in pasts.values())  # else there is no lookback
         lookback_dead = np.stack([past.dead for past in pasts.values()])
         dead_mask = np.concatenate(list(masks.values()))
-        hash_ids = ops.hash_ids(
-            self.store.layout,
-            self._kept("token_map", self.store.token_map),
-            self.to_device(np.concatenate(list(ids.values()))),
-            self.to_device(packed_positions),
-            self.to_device(cu_seqlens),
-            self.to_device(np.stack([past.ids for past in pasts.values()])) if goes_on else None,
-            self.to_device(lookback_dead) if lookback_dead.any() else None,
-            self.to_device(dead_mask) if dead_mask.any() else None,
+        step = self.hash(
+            np.concatenate(list(ids.values())),
+            packed_positions,
+            cu_seqlens,
+            np.stack([past.ids for past in pasts.values()]) if goes_on else None,
+            lookback_dead if lookback_dead.any() else None,
+            dead_mask if dead_mask.any() else None,
         )
         for name, past in pasts.items():
             self._requests[name] = past.after(ids[name], masks[name])
-        return Step(hash_ids, packed_positions, cu_seqlens)
+        return step
+
+    def hash(
+        self,
+        token_ids: _Ids,
+        positions: npt.NDArray[np.int64],
+        cu_seqlens: npt.NDArray[np.int32],
+        lookback_ids: _Ids | None = None,
+        lookback_dead: _Flags | None = None,
+        dead_mask: _Flags | None = None,
+    ) -> Step:
+        """A step of requests whose past the caller carries: ops.hash_ids' arguments, on the host.
+        `step` carries it itself."""
+        optional = (lookback_ids, lookback_dead, dead_mask)
+        hash_ids = ops.hash_ids(
+            self.store.layout,
+            self._kept("token_map", self.store.token_map),
+            self.to_device(token_ids),
+            self.to_device(positions),
+            self.to_device(cu_seqlens),
+            *(None if array is None else self.to_device(array) for array in optional),
+        )
+        return Step(hash_ids, positions, cu_seqlens)
 
     def forget(self, request: Hashable = None) -> None:
         """Ends a request; its name may start a new one."""
@@ -136,7 +160,11 @@ class EngramSession:
     def rows(self, layer_id: int, step: Step) -> Array:
         """BF16 [T, C*D]: the rows of a layer's table."""
         index = self._layer_index(layer_id)
-        table = self._tables[layer_id]
+        if self._bound is not None:
+            on_cpu = self._ordinal is None
+            ids = step.hash_ids[:, index] if on_cpu else _LayerIds(step.hash_ids, index)
+            return self._bound.lookup(table_name(layer_id), ids)
+        table = self.store.table(layer_id)
         if self._ordinal is None:
             return ops.lookup(table.values, table.scales, step.hash_ids[:, index])
         if not self.tables_on_device:

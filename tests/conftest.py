@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import tensorrt_installs
+import triton_server
 from kept_plans import keep_plans
 
-PARTS = ("gpu", "gpus", "trt", "engine", "multiproc", "slow")
+PARTS = ("gpu", "gpus", "trt", "triton", "engine", "multiproc", "slow")
 
 
 @functools.cache
@@ -41,6 +42,11 @@ def why_no_tensorrt() -> str:
     return "" if tensorrt_installs.installs() else "no TensorRT"
 
 
+def why_no_triton() -> str:
+    """Empty where there is a tritonserver to start."""
+    return "" if triton_server.is_there() else "no Triton Inference Server"
+
+
 @functools.cache
 def why_no_engine() -> str:
     """Empty where engines can be built, or where it is the GPU that is missing."""
@@ -60,6 +66,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "gpu": why_no_gpu,
     "gpus": why_no_gpus,
     "trt": why_no_tensorrt,
+    "triton": why_no_triton,
     "engine": why_no_engine,
 }
 # How to run what needs them.
@@ -67,6 +74,7 @@ COMMANDS = {
     "gpu": "`make test-gpu` on a machine with one runs them",
     "gpus": "`make test-gpu` on a machine with two runs them",
     "trt": "`make tensorrt` brings it",
+    "triton": "`make triton` brings it",
     "engine": "`.venv/bin/pip install 'trtllm-engram[tensorrt]'` brings it",
 }
 

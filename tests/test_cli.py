@@ -62,7 +62,9 @@ def test_the_readme_lists_every_command():
     assert rows == list(COMMANDS)
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/performance.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CHANGELOG.md", "docs/performance.md", "docs/serving.md"]
+)
 def test_lines_fit_100_columns(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert [line for line in text.splitlines() if len(line) > 100] == []
@@ -113,6 +115,7 @@ def test_version_without_a_library(run, monkeypatch):
 
 
 RUN = ("run", "store", "--ids", "ids", "--output")
+TRITON = ("triton", "store", "--model-repository", "new")
 BAD = {
     "no command": ("",),
     "unknown command": ("frobnicate",),
@@ -172,6 +175,14 @@ BAD = {
     "bench: name": ("bench", "frobnicate"),
     "bench: size": ("bench", "ops", "--table-gb", "-1"),
     "bench: folder": ("bench", "ops", "--table-gb", "0.001", "--dir", "nowhere"),
+    "triton: no store": ("triton", "checkpoint", "--model-repository", "new"),
+    "triton: no repository": ("triton", "store"),
+    "triton: repository is a file": ("triton", "store", "--model-repository", "text"),
+    "triton: name": (*TRITON, "--name", "a/b"),
+    "triton: instances": (*TRITON, "--instances", "0"),
+    "triton: device": (*TRITON, "--device", "tpu"),
+    "triton: keeper": (*TRITON, "--keeper", "flash"),
+    "triton: engine on the CPU": (*TRITON, "--engine", "text", "--device", "cpu"),
     "size: no config": ("size", "text"),
     "size: number": ("size", "checkpoint", "--ram", "-2"),
     "demo: folder in use": ("demo", "--keep", "store"),

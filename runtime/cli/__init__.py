@@ -44,6 +44,7 @@ COMMANDS: dict[str, str] = {
     "compare": "hold an engine's outputs against the reference",
     "bench": "measure speed on this machine",
     "tables": "load, hold and list tables that a node's processes share",
+    "triton": "write a model repository for Triton Inference Server",
     "trtllm-model-file": "print what trtllm-build needs to know Engram models",
     "trtllm-checkpoint": "add a store's layers to a TensorRT-LLM checkpoint",
     "size": "which placement of the tables fits where",

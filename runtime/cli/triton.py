@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`triton`: a model repository for Triton Inference Server, and how to launch it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from trtllm_engram.builder.model import HIDDEN_DTYPES
+from trtllm_engram.builder.triton import MODEL_FILE, Serving, python_config, write_model
+from trtllm_engram.plugins.errors import InputError
+
+from ..devices import AUTO, choose_device, parse_device
+from ..store import open_store
+from ..triton.settings import Settings
+from . import console
+
+EXAMPLE = "trtllm-engram triton STORE --model-repository models"
+
+_TABLE_CHOICES = {
+    "placement": ("host", "device", "device_sharded"),
+    "scales": ("with_rows", "device"),
+    "memory": ("memfd", "shm", "cumem", "private", "keeper"),
+    "pages": ("auto", "4k", "2m"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a model of Triton Inference Server that runs a store's Engram layers, and print\n"
+        "how to launch it. It runs in Triton's Python backend, by eager ops or an engine; its\n"
+        "instances share one copy of the tables. Text or token ids come in; row ids, rows and\n"
+        "residual streams go out, as DIR/NAME/config.pbtxt says."
+    )
+    parser.add_argument("store", metavar="STORE")
+    parser.add_argument("--model-repository", metavar="DIR", type=Path, required=True)
+    parser.add_argument("--name", default="engram", help="of the model (default: engram)")
+    parser.add_argument(
+        "--engine", metavar="PLAN", type=Path, help="run an engine of `build` instead of the ops"
+    )
+    parser.add_argument(
+        "--sequences",
+        action="store_true",
+        help="the server keeps each text's past, by Triton's sequence ids; without, requests may "
+        "bring lookback_ids and a position",
+    )
+    parser.add_argument(
+        "--no-text",
+        action="store_true",
+        help="token ids alone, for a Python backend with numpy 2 that reads no text",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="D,...",
+        default=AUTO,
+        help="auto (default), cpu, or GPUs: cuda:0,cuda:1",
+    )
+    parser.add_argument(
+        "--instances", metavar="N", type=int, default=1, help="on each device (default: 1)"
+    )
+    parser.add_argument(
+        "--max-batch", metavar="N", type=int, default=64, help="requests at a time (default: 64)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        default=8192,
+        help="tokens of a request (default: 8192; an engine's own hold)",
+    )
+    parser.add_argument(
+        "--hidden-dtype",
+        choices=HIDDEN_DTYPES,
+        default="bfloat16",
+        help="of the residual stream (default: bfloat16)",
+    )
+    tables = parser.add_argument_group("tables (README, Tables at run time)")
+    for name, choices in _TABLE_CHOICES.items():
+        tables.add_argument(f"--{name}", choices=choices, help=f"default: {choices[0]}")
+    tables.add_argument("--numa", metavar="POLICY", help="default, local, interleave, node:N, gpu")
+    tables.add_argument("--keeper", metavar="NAME", help="which keeper (default: any that has it)")
+    parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    console.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    store = open_store(args.store, checkpoint=args.checkpoint)
+    if args.keeper is not None and args.memory != "keeper":
+        raise InputError(f"--keeper: expected with --memory keeper, found {args.memory or 'memfd'}")
+    gpus = _gpus(args.device)
+    if args.engine is not None and not gpus:
+        raise InputError(f"--engine: expected a GPU for --device, found {args.device}")
+    settings = Settings(
+        store=str(store.path.absolute()),
+        checkpoint=None if args.checkpoint is None else str(Path(args.checkpoint).absolute()),
+        engine=None if args.engine is None else str(args.engine.absolute()),
+        max_tokens=args.max_tokens,
+        keeper=args.keeper,
+        table={
+            name: getattr(args, name)
+            for name in (*_TABLE_CHOICES, "numa")
+            if getattr(args, name) is not None
+        },
+    )
+    serving = Serving(
+        gpus=gpus,
+        instances=args.instances,
+        max_batch=args.max_batch,
+        sequences=args.sequences,
+        text=not args.no_text,
+        hidden_dtype=args.hidden_dtype,
+        parameters=settings.parameters(),
+    )
+    config = python_config(store.config, serving)
+    files = {"model.py": MODEL_FILE.encode()}
+    folder = write_model(args.model_repository, args.name, config, files)
+    python = Path(sys.executable).absolute().parent
+    launch = (
+        f'PATH={shlex.quote(str(python))}:"$PATH" tritonserver '
+        f"--model-repository={shlex.quote(str(args.model_repository.absolute()))}"
+    )
+    if args.json:
+        console.print_json({"model": args.name, "folder": str(folder), "launch": launch})
+    else:
+        console.print_pairs([("model", str(folder)), ("launch", launch)])
+    return 0
+
+
+def _gpus(devices: str) -> tuple[int, ...]:
+    """CUDA ordinals; none for the CPU."""
+    found = [parse_device(choose_device(one)) for one in devices.split(",")]
+    gpus = tuple(ordinal for ordinal in found if ordinal is not None)
+    if len(gpus) != len(found) and len(found) > 1:
+        raise InputError(f"--device: expected cpu alone or GPUs alone, found {devices}")
+    return gpus

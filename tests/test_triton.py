@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model repositories as `triton` writes them, and pieces of requests side by side, server or not.
+
+What a server makes of them: test_triton_server.py.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from checkpoints import names_below, refusal, small_checkpoint
+from command_line import only_line
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtllm_engram.builder.pbtxt import Word, to_pbtxt
+from trtllm_engram.builder.prepare import prepare
+from trtllm_engram.builder.triton import Serving, python_config
+from trtllm_engram.runtime import Tables, open_store
+from trtllm_engram.runtime.hidden import SeededHidden
+from trtllm_engram.runtime.pieces import Executor, Piece
+from trtllm_engram.runtime.session import EngramSession
+from trtllm_engram.runtime.triton.settings import Instance, Settings
+
+pytest_plugins = ["command_line_fixtures"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pieces")
+    prepare(small_checkpoint(folder / "checkpoint"), folder / "store")
+    return open_store(folder / "store")
+
+
+@pytest.fixture(scope="module")
+def tables(store):
+    with Tables.of_store(store) as tables:
+        yield tables
+
+
+def test_pbtxt():
+    message = {
+        "name": 'a "b"\n',
+        "count": 2,
+        "on": True,
+        "kind": Word("KIND_CPU"),
+        "dims": [-1, 4],
+        "inner": {"empty": {}},
+        "many": [{"x": 1}, {"x": 2}],
+    }
+    assert to_pbtxt(message) == (
+        'name: "a \\"b\\"\\n"\ncount: 2\non: true\nkind: KIND_CPU\ndims: [-1, 4]\n'
+        "inner {\n  empty {\n  }\n}\nmany {\n  x: 1\n}\nmany {\n  x: 2\n}\n"
+    )
+
+
+def test_a_repository(run, files):
+    code, out, _ = run("triton", "store", "--model-repository", "models", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["folder"] == "models/engram"
+    assert document["launch"].endswith(f" tritonserver --model-repository='{files}/models'")
+    assert names_below(files / "models") == [
+        "engram",
+        "engram/1",
+        "engram/1/model.py",
+        "engram/config.pbtxt",
+    ]
+    compile((files / "models/engram/1/model.py").read_text(), "model.py", "exec")
+    config = (files / "models/engram/config.pbtxt").read_text()
+    assert f'string_value: "{files}/store"' in config
+
+
+def test_a_model_of_a_name_that_is_taken_is_refused(run, files):
+    words = ("triton", "store", "--model-repository", "taken", "--name", "one")
+    assert run(*words)[0] == 0
+    before = (files / "taken/one/config.pbtxt").read_text()
+    code, _, err = run(*words, "--instances", "3")
+    assert code == 2
+    assert "taken/one: expected a new or empty folder" in only_line(err)
+    assert (files / "taken/one/config.pbtxt").read_text() == before
+
+
+def names(message, key):
+    return [one["name"] for one in message[key]]
+
+
+def test_sequences_need_no_lookback(store):
+    alone = python_config(store.config, Serving())
+    assert {"lookback_ids", "position", "text"} < set(names(alone, "input"))
+    assert "next_lookback_ids" in names(alone, "output")
+    assert "dynamic_batching" in alone
+    kept = python_config(store.config, Serving(sequences=True, text=False))
+    assert not {"lookback_ids", "position", "text"} & set(names(kept, "input"))
+    assert "next_lookback_ids" not in names(kept, "output")
+    assert "dynamic_batching" not in kept
+
+
+def test_settings_are_read_as_they_were_written():
+    given = Settings("/store", engine="/e.plan", max_tokens=7, table={"numa": "local"})
+    assert Settings.of_parameters(given.parameters()) == given
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({}, "expected a store"),
+        ({"store": "s", "sotre": "t"}, "found 'sotre'"),
+        ({"store": "s", "max_tokens": "many"}, "expected a number, found 'many'"),
+        ({"store": "s", "max_tokens": "0"}, "expected 1 to"),
+    ],
+)
+def test_bad_settings(parameters, message):
+    with refusal(message):
+        Settings.of_parameters(parameters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "name", "place"),
+    [
+        ("CPU", 0, "m_0_0", ("cpu", 0, 2)),
+        ("CPU", 0, "m_0_1", ("cpu", 1, 2)),
+        ("GPU", 5, "m_0_0", ("cuda:5", 2, 4)),
+        ("GPU", 3, "m_0_1", ("cuda:3", 1, 4)),
+    ],
+)
+def test_the_instances_of_a_model_are_a_group(kind, device, name, place):
+    group = {"count": 2} | ({"gpus": [3, 5]} if kind == "GPU" else {})
+    args = {
+        "model_config": json.dumps({"instance_group": [group]}),
+        "model_instance_name": name,
+        "model_instance_kind": kind,
+        "model_instance_device_id": str(device),
+        "model_name": "m",
+        "model_version": "3",
+    }
+    instance = Instance.of_args(args)
+    assert (instance.device, instance.rank, instance.size) == place
+    assert instance.model == "m-3"
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=15)
+def test_pieces_side_by_side_are_what_one_session_makes(store, tables, data):
+    """Texts cut anywhere, their pieces packed as they come: each token's bits are the same."""
+    session = EngramSession(store)
+    hidden = SeededHidden(store.config)
+    layers = store.config.layer_ids
+    executor = Executor(EngramSession(store, "cpu", tables), max_tokens=13, max_pieces=3)
+    texts = data.draw(
+        st.lists(
+            st.lists(st.integers(0, store.token_map.size - 1), max_size=20), min_size=1, max_size=5
+        )
+    )
+    pieces, wanted = [], []
+    for text in texts:
+        ids = np.array(text, np.int32)
+        (whole,) = list(session.run(ids, hidden)) or [None]
+        lookback = np.full(store.config.max_ngram_size - 1, -1, np.int32)
+        start = 0
+        while start < ids.size:
+            stop = data.draw(st.integers(start, min(start + 13, ids.size)))
+            states = {layer: hidden(layer, start, stop) for layer in layers}
+            pieces.append(Piece(ids[start:stop], start, lookback, states))
+            wanted.append((whole, start, stop))
+            lookback, start = pieces[-1].next_lookback_ids, stop
+    for made, (whole, start, stop) in zip(
+        executor.run(pieces, with_rows=True), wanted, strict=True
+    ):
+        assert np.array_equal(made.hash_ids, whole.hash_ids[start:stop])
+        for layer in layers:
+            for found, expected in (
+                (made.rows[layer], whole.rows[layer]),
+                (made.hidden[layer], whole.hidden[layer]),
+            ):
+                assert np.array_equal(found.view(np.uint16), expected[start:stop].view(np.uint16))
+
+
+def test_a_piece_of_too_many_tokens(store, tables):
+    executor = Executor(EngramSession(store, "cpu", tables), max_tokens=3)
+    piece = Piece(np.zeros(4, np.int32), 0, np.full(2, -1, np.int32), {})
+    with refusal("expected at most 3 in a request, found 4"):
+        executor.run([piece])

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The python form on a real tritonserver: what it answers, what it refuses, what it shares."""
+
+from __future__ import annotations
+
+import os
+import queue
+import site
+import subprocess
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from checkpoints import small_checkpoint
+from command_line import COMMAND, TEXT
+from safetensors.numpy import load_file
+from triton_server import client, make_python, serve, table_pss
+
+from trtllm_engram.builder.prepare import prepare
+from trtllm_engram.runtime import Group, Tables, open_store
+from trtllm_engram.runtime.cli import main
+from trtllm_engram.runtime.hidden import SeededHidden
+from trtllm_engram.runtime.text import encode
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.multiproc,
+    pytest.mark.xdist_group("triton"),  # one server at a time: each has a dozen threads
+]
+PROTOCOLS = ("http", "grpc")
+LAYERS = (1, 5)
+WORDS = {
+    "text": "BYTES",
+    "token_ids": "INT32",
+    "lookback_ids": "INT32",
+    "position": "INT64",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(scope="module")
+def store(folder):
+    """Tables of 32 MB, so that a copy too many shows."""
+    prepare(small_checkpoint(folder / "checkpoint", engram_vocab_size=60_000), folder / "store")
+    return open_store(folder / "store")
+
+
+@pytest.fixture(scope="module")
+def python(folder):
+    return make_python(folder / "python")
+
+
+@pytest.fixture(scope="module")
+def server(folder, store, python):
+    """With `engram`, two instances, and `turns`, two instances that keep sequences."""
+    repository = folder / "models"
+    for name, options in (("engram", ()), ("turns", ("--sequences",))):
+        write_model(store, repository, "--name", name, "--instances", "2", *options)
+    with serve(repository, python, folder / "log", "--model-control-mode=explicit") as server:
+        connection = server.connect("http")
+        for name in ("engram", "turns"):
+            connection.load_model(name)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(folder, store):
+    """What `run` makes of the text."""
+    (folder / "text").write_text(TEXT)
+    words = ["--text", str(folder / "text"), "--output", str(folder / "out"), "--rows", "--json"]
+    assert main(["run", str(store.path), *words]) == 0
+    return load_file(folder / "out")
+
+
+def write_model(store, repository, *options):
+    assert main(["triton", str(store.path), "--model-repository", str(repository), *options]) == 0
+
+
+def ask(connection, inputs, outputs, model="engram", **options):
+    """An answer's arrays; inputs [B, ...] by name."""
+    made = [output(connection, name) for name in outputs]
+    answer = connection.infer(model, wrap(connection, inputs), outputs=made, **options)
+    return {name: answer.as_numpy(name) for name in outputs}
+
+
+def module_of(connection):
+    return client("http" if ".http." in type(connection).__module__ else "grpc")
+
+
+def output(connection, name):
+    return module_of(connection).InferRequestedOutput(name)
+
+
+def wrap(connection, inputs):
+    tensors = []
+    for name, array in inputs.items():
+        tensor = module_of(connection).InferInput(name, array.shape, WORDS.get(name, "BF16"))
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    return tensors
+
+
+def ids_of(expected, store):
+    """The text's token ids."""
+    return encode(store.tokenizer_json, TEXT)
+
+
+def hidden_of(store, start, stop):
+    """As `run` makes them, a batch of one."""
+    source = SeededHidden(store.config)
+    return {f"layers.{i}.hidden": source(i, start, stop)[None] for i in LAYERS}
+
+
+def same(found, expected):
+    return np.array_equal(as_bits(found), as_bits(expected))
+
+
+def as_bits(array):
+    """gRPC and HTTP clients give BF16 as what they like."""
+    if array.dtype == np.float32:
+        array = array.astype(ml_dtypes.bfloat16)
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def check(answer, expected, start, stop):
+    for index, layer in enumerate(LAYERS):
+        wanted = expected[f"layers.{layer}.hash_ids"][start:stop]
+        assert np.array_equal(answer["hash_ids"][0, :, index], wanted)
+        assert same(answer[f"layers.{layer}.rows"][0], expected[f"layers.{layer}.rows"][start:stop])
+        wanted = expected[f"layers.{layer}.hidden"][start:stop]
+        assert same(answer[f"layers.{layer}.hidden_out"][0], wanted)
+
+
+ALL = ["hash_ids", *(f"layers.{i}.{what}" for i in LAYERS for what in ("rows", "hidden_out"))]
+
+
+@pytest.mark.parametrize("what", ["text", "token_ids"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_answers_are_what_run_makes(server, store, expected, protocol, what):
+    ids = ids_of(expected, store)
+    given = np.array([[TEXT.encode()]], np.object_) if what == "text" else ids[None]
+    inputs = {what: given, **hidden_of(store, 0, ids.size)}
+    check(ask(server.connect(protocol), inputs, ALL), expected, 0, ids.size)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_client_carries_the_past(server, store, expected, protocol):
+    """lookback_ids and position, cut anywhere, pieces of no token among them."""
+    ids = ids_of(expected, store)
+    connection = server.connect(protocol)
+    lookback = np.full((1, 2), -1, np.int32)
+    for start, stop in ((0, 1), (1, 1), (1, 8), (8, ids.size)):
+        inputs = {
+            "token_ids": ids[None, start:stop],
+            "lookback_ids": lookback,
+            "position": np.array([[start]], np.int64),
+            **hidden_of(store, start, stop),
+        }
+        answer = ask(connection, inputs, [*ALL, "next_lookback_ids"])
+        check(answer, expected, start, stop)
+        lookback = answer["next_lookback_ids"]
+
+
+def test_rows_of_a_batch_are_texts_of_their_own(server, store, expected):
+    ids = ids_of(expected, store)
+    hidden = {name: np.repeat(one, 3, 0) for name, one in hidden_of(store, 0, 7).items()}
+    inputs = {"token_ids": np.tile(ids[:7], (3, 1)), **hidden}
+    answer = ask(server.connect("grpc"), inputs, ALL)
+    for row in range(3):
+        check({name: array[row : row + 1] for name, array in answer.items()}, expected, 0, 7)
+
+
+def test_requests_of_any_sizes_side_by_side(server, store, expected):
+    """Sent at once: the server packs what waits."""
+    ids = ids_of(expected, store)
+    connection = server.connect("grpc")
+    answers: queue.Queue = queue.Queue()
+    outputs = [output(connection, name) for name in ALL]
+    sizes = [1 + number * 7 % ids.size for number in range(64)]
+    for size in sizes:
+        inputs = {"token_ids": ids[None, :size], **hidden_of(store, 0, size)}
+        connection.async_infer(
+            "engram",
+            wrap(connection, inputs),
+            lambda result, error, size=size: answers.put((size, result, error)),
+            outputs=outputs,
+        )
+    for _ in sizes:
+        size, result, error = answers.get(timeout=60)
+        assert error is None
+        check({name: result.as_numpy(name) for name in ALL}, expected, 0, size)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_sequences_interleaved(server, store, expected, protocol):
+    """Three texts, each the whole one, in pieces of their own sizes, turn by turn."""
+    ids = ids_of(expected, store)
+    connection = server.connect(protocol)
+    at = {1: 0, 2: 0, 3: 0}
+    while min(at.values()) < ids.size:
+        for sequence, start in at.items():
+            stop = min(start + 2 * sequence, ids.size)
+            if start == stop:
+                continue
+            answer = ask(
+                connection,
+                {"token_ids": ids[None, start:stop], **hidden_of(store, start, stop)},
+                ALL,
+                "turns",
+                sequence_id=sequence,
+                sequence_start=start == 0,
+                sequence_end=stop == ids.size,
+            )
+            check(answer, expected, start, stop)
+            at[sequence] = stop
+
+
+def test_a_refused_request_leaves_its_sequence_as_it_was(server, store, expected):
+    ids = ids_of(expected, store)
+    connection = server.connect("grpc")
+    for start, stop in ((0, 3), (3, ids.size)):
+        options = {"sequence_id": 9, "sequence_start": start == 0}
+        if start:
+            bad = {"token_ids": np.array([[99999]], np.int32)}
+            with pytest.raises(client("grpc").InferenceServerException, match="expected 0 to"):
+                ask(connection, bad, ["hash_ids"], "turns", sequence_id=9)
+        inputs = {"token_ids": ids[None, start:stop], **hidden_of(store, start, stop)}
+        options["sequence_end"] = stop == ids.size
+        check(ask(connection, inputs, ALL, "turns", **options), expected, start, stop)
+
+
+IDS = np.arange(4, dtype=np.int32)[None]
+BAD = {
+    "nothing": ({}, "expected text or token_ids, found neither"),
+    "both": ({"text": np.array([[b"a"]], np.object_), "token_ids": IDS}, "found both"),
+    "two texts": ({"text": np.array([[b"a"], [b"b"]], np.object_)}, "expected one in a request"),
+    "not UTF-8": ({"text": np.array([[b"na\xefve"]], np.object_)}, "expected UTF-8"),
+    "an id too high": ({"token_ids": IDS + 99999}, "token ids: expected 0 to"),
+    "an id below 0": ({"token_ids": IDS - 1}, "token ids: expected 0 to"),
+    "too many tokens": ({"token_ids": np.zeros((1, 9000), np.int32)}, "at most 8192"),
+    "a lookback too high": (
+        {"token_ids": IDS, "lookback_ids": np.array([[99999, -1]], np.int32)},
+        "lookback_ids: expected -1 to",
+    ),
+    "a position below 0": (
+        {"token_ids": IDS, "position": np.array([[-1]], np.int64)},
+        "position: expected 0 to",
+    ),
+    "one hidden of two": (
+        {"token_ids": IDS, "layers.1.hidden": np.zeros((1, 4, 2, 64), ml_dtypes.bfloat16)},
+        "or none of them, found layers.1.hidden",
+    ),
+    "hidden of other tokens": (
+        {"token_ids": IDS}
+        | {f"layers.{i}.hidden": np.zeros((1, 3, 2, 64), ml_dtypes.bfloat16) for i in LAYERS},
+        "expected 4 tokens in 1 rows, found [3, 1]",
+    ),
+    "hidden of another size": (
+        {"token_ids": IDS}
+        | {f"layers.{i}.hidden": np.zeros((1, 4, 2, 65), ml_dtypes.bfloat16) for i in LAYERS},
+        "unexpected shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("inputs", "message"), BAD.values(), ids=BAD.keys())
+def test_a_bad_request_gets_an_error_and_the_next_an_answer(server, inputs, message, protocol):
+    connection = server.connect(protocol)
+    if not inputs:
+        inputs = {"position": np.array([[0]], np.int64)}
+    with pytest.raises(client(protocol).InferenceServerException) as caught:
+        ask(connection, inputs, ["hash_ids"])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert ask(connection, {"token_ids": IDS}, ["hash_ids"])["hash_ids"].shape == (1, 4, 2, 4)
+    assert server.process.poll() is None
+
+
+def test_residual_streams_need_residual_streams(server):
+    with pytest.raises(client("grpc").InferenceServerException) as caught:
+        ask(server.connect("grpc"), {"token_ids": IDS}, ["layers.5.hidden_out"])
+    assert "layers.5.hidden_out: expected layers.5.hidden in the request" in str(caught.value)
+
+
+def test_one_bad_request_spoils_none_beside_it(server, store, expected):
+    ids = ids_of(expected, store)
+    connection = server.connect("grpc")
+    answers: queue.Queue = queue.Queue()
+    for number in range(32):
+        given = ids + 99999 if number % 3 == 0 else ids
+        connection.async_infer(
+            "engram",
+            wrap(connection, {"token_ids": given[None]}),
+            lambda result, error, number=number: answers.put((number, result, error)),
+            outputs=[output(connection, "hash_ids")],
+        )
+    for _ in range(32):
+        number, result, error = answers.get(timeout=60)
+        assert (error is not None) == (number % 3 == 0)
+        if error is None:
+            wanted = expected["layers.5.hash_ids"]
+            assert np.array_equal(result.as_numpy("hash_ids")[0, :, 1], wanted)
+
+
+def table_bytes(store):
+    config = store.config
+    return sum(config.num_embeddings) * (config.head_dim + config.head_dim // 32)
+
+
+def test_two_instances_share_one_table(server, store):
+    """Both models have two: the bytes of all four are those of two tables."""
+    stubs = server.stubs()
+    assert len(stubs) == 4
+    shares = [table_pss(pid) for pid in stubs]
+    assert sum(shares) == pytest.approx(2 * table_bytes(store), rel=0.02)
+    assert shares == pytest.approx([table_bytes(store) / 2] * 4, rel=0.02)
+
+
+def test_a_keepers_table_is_everybodys(server, store, folder):
+    """One copy for a keeper, a model's two instances and this process; it outlives the keeper."""
+    keeper = f"triton-{folder.name}"
+    command = [*COMMAND, "tables", "serve", str(store.path), "--name", keeper]
+    options = ["--memory", "keeper", "--keeper", keeper]
+    write_model(store, folder / "models", "--name", "kept", "--instances", "2", *options)
+    connection = server.connect("http")
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline()
+            before = set(server.stubs())
+            connection.load_model("kept")
+            stubs = [pid for pid in server.stubs() if pid not in before]
+            assert len(stubs) == 2
+            with Tables.of_store(store, group=Group(keeper=keeper), memory="keeper"):
+                shares = [table_pss(pid) for pid in [process.pid, os.getpid(), *stubs]]
+                assert sum(shares) == pytest.approx(table_bytes(store), rel=0.02)
+        finally:
+            process.terminate()
+    assert ask(connection, {"token_ids": IDS}, ["layers.1.rows"], "kept")
+    assert sum(map(table_pss, stubs)) < 1.02 * table_bytes(store)
+    connection.unload_model("kept")
+
+
+def test_unload_and_reload_leak_nothing(server, store, folder):
+    write_model(store, folder / "models", "--name", "again", "--instances", "2")
+    connection = server.connect("http")
+    others = set(server.stubs())
+
+    def settled():
+        """Files, threads and processes of the server, once it is at rest."""
+        connection.load_model("again")
+        wanted = ask(connection, {"token_ids": IDS}, ["hash_ids"], "again")["hash_ids"]
+        assert wanted.shape == (1, 4, 2, 4)
+        connection.unload_model("again")
+        deadline = time.monotonic() + 30
+        while (left := set(server.stubs()) - others) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process = Path(f"/proc/{server.process.pid}")
+        shared = [path.name for path in Path("/dev/shm").glob("triton_python_backend_shm_*")]
+        return left, len(list((process / "fd").iterdir())), len(shared)
+
+    first = settled()
+    pss = server.pss()
+    for _ in range(2):
+        assert settled() == first
+    assert server.pss() - pss < table_bytes(store) / 10
+
+
+def test_a_reload_meets_while_the_old_one_serves(server):
+    """Triton starts a model's new instances before the old ones end."""
+    connection = server.connect("http")
+    connection.load_model("engram")
+    assert ask(connection, {"token_ids": IDS}, ["hash_ids"])["hash_ids"].shape == (1, 4, 2, 4)
+
+
+def test_a_model_without_its_store_is_unavailable(server, store, folder):
+    moved = folder / "elsewhere"
+    write_model(store, folder / "models", "--name", "lost")
+    config = folder / "models/lost/config.pbtxt"
+    config.write_text(config.read_text().replace(str(store.path), str(moved)))
+    connection = server.connect("http")
+    with pytest.raises(client("http").InferenceServerException) as caught:
+        connection.load_model("lost")
+    assert f"{moved}: expected " in str(caught.value)
+    assert "a store (with engram.json), found none" in str(caught.value)
+    assert not connection.is_model_ready("lost")
+    assert ask(connection, {"token_ids": IDS}, ["hash_ids"])
+
+
+def test_no_keeper_is_an_error_that_says_so(server, store, folder):
+    options = ["--memory", "keeper", "--keeper", "nobody"]
+    write_model(store, folder / "models", "--name", "unkept", *options)
+    with pytest.raises(client("http").InferenceServerException, match="nobody"):
+        server.connect("http").load_model("unkept")
+
+
+@pytest.mark.skipif(np.__version__.startswith("1."), reason="numpy 1 is installed")
+def test_numpy_2(folder, store, expected, tmp_path):
+    """Its Python backend dies of text: a model that takes text is refused, token ids pass."""
+    python = make_python(tmp_path / "python", site_packages=Path(site.getsitepackages()[0]))
+    write_model(store, tmp_path / "models", "--name", "words")
+    write_model(store, tmp_path / "models", "--name", "engram", "--no-text")
+    ids = ids_of(expected, store)
+    inputs = {"token_ids": ids[None], **hidden_of(store, 0, ids.size)}
+    with serve(tmp_path / "models", python, tmp_path / "log") as server:
+        check(ask(server.connect("grpc"), inputs, ALL), expected, 0, ids.size)
+        assert not server.connect("http").is_model_ready("words")
+        assert "text: expected numpy below 2" in server.log()

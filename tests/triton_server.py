@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real tritonserver for tests: that of `make triton`, on free ports, with a Python of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import trtllm_engram.runtime
+
+ROOT = Path(__file__).resolve().parents[1]
+TRITON = ROOT / ".triton"
+_SERVER = TRITON / "server/pytriton/tritonserver"
+_TABLES = "trtllm-engram"  # in the names of shared tables' mappings
+_START_S = 120
+HOST = "127.0.0.1"
+
+
+def is_there() -> bool:
+    return (TRITON / "server").is_dir() and (TRITON / "python").is_dir()
+
+
+def client(protocol: str) -> Any:
+    """tritonclient.http or tritonclient.grpc."""
+    if str(TRITON / "python") not in sys.path:
+        sys.path.append(str(TRITON / "python"))  # last: the rest there is for the server
+    return importlib.import_module(f"tritonclient.{protocol}")
+
+
+def make_python(folder: Path, *, site_packages: Path = TRITON / "python") -> Path:
+    """A folder for PATH whose python3 has these packages and this very trtllm_engram."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    package = Path(next(iter(trtllm_engram.runtime.__path__))).parents[1]
+    (site,) = folder.glob("lib/python3*/site-packages")
+    (site / "test.pth").write_text(f"{site_packages}\n{package}\n")
+    return folder / "bin"
+
+
+class Server:
+    """A running tritonserver."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ports: Sequence[int], log: Path) -> None:
+        self.process = process
+        self.urls = {"http": f"{HOST}:{ports[0]}", "grpc": f"{HOST}:{ports[1]}"}
+        self.metrics_url = f"http://{HOST}:{ports[2]}/metrics"
+        self._log = log
+        self._connections: list[Any] = []
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def connect(self, protocol: str) -> Any:
+        """A client, closed with the server, which would wait for its end."""
+        connection = client(protocol).InferenceServerClient(self.urls[protocol])
+        self._connections.append(connection)
+        return connection
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(60)
+        self.process.kill()
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(self.metrics_url, timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def stubs(self) -> list[int]:
+        """Processes of Python models."""
+        pids = []
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                pid, name, rest = re.match(r"(\d+) \((.*)\) (.*)", status.read_text()).groups()
+                if name.startswith("triton_python_b") and int(rest.split()[1]) == self.process.pid:
+                    pids.append(int(pid))
+        return sorted(pids)
+
+    def pss(self) -> int:
+        """Bytes of the server and its stubs, each page shared out among those who map it."""
+        return sum(_pss(pid, "smaps_rollup", "") for pid in [self.process.pid, *self.stubs()])
+
+
+def table_pss(pid: int) -> int:
+    """A process's share of shared tables' bytes."""
+    return _pss(pid, "smaps", _TABLES)
+
+
+def _pss(pid: int, file: str, name: str) -> int:
+    """Sum of Pss over the mappings with this in their names."""
+    total, counted = 0, False
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            counted = name in line
+        elif counted and line.startswith("Pss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+@contextlib.contextmanager
+def serve(repository: Path, python: Path, log: Path, *options: str) -> Iterator[Server]:
+    """Starts a server and waits until it answers; models that cannot be loaded do not end it."""
+    ports = free_ports(3)
+    names = ("http", "grpc", "metrics")
+    where = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
+    where += [f"--{name}-address={HOST}" for name in names]
+    folders = [str(_SERVER.parents[1] / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
+    environment = os.environ | {
+        "PATH": f"{python}:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": ":".join(folders),
+    }
+    command = [
+        *(str(_SERVER / "bin/tritonserver"), f"--model-repository={repository}"),
+        *(f"--backend-directory={_SERVER / 'backends'}", "--exit-on-error=false", *where),
+        *("--strict-readiness=false", *options),
+    ]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        ) as process,
+    ):
+        server = Server(process, ports, log)
+        try:
+            _wait(server)
+            yield server
+        finally:
+            server.close()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _wait(server: Server) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            raise RuntimeError(f"tritonserver ended: {server.log()[-2000:]}")
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(
+                f"http://{server.urls['http']}/v2/health/live", timeout=5
+            ).close()
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"tritonserver: no answer in {_START_S} s: {server.log()[-2000:]}")
