@@ -30,6 +30,7 @@ from trtllm_engram.plugins.registration import import_tensorrt, register
 
 Shapes = Mapping[str, tuple[int, ...]]
 AUTO = "auto"
+_COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute
 
 _log = logging.getLogger("trtllm_engram")
 
@@ -83,8 +84,8 @@ def build(
     """
     options = options or ModelOptions()
     profiles = default_profiles(max_batch, max_tokens)
-    layers = engram_layers(store, tables, projection, rows_amax)
     builder = EngineBuilder(version_compatible=version_compatible, timing_cache=timing_cache)
+    layers = engram_layers(store, tables, projection, rows_amax, builder.capability)
     add_model(NetworkGraph(builder.network), store, layers, options)
     for profile in profiles:
         most = input_shapes(store, options, profile.max_tokens, profile.max_requests)
@@ -93,7 +94,8 @@ def build(
 
 
 class EngineBuilder:
-    """TensorRT's builder, config and a strongly typed `network` that knows our plugins."""
+    """TensorRT's builder, config and a strongly typed `network` that knows our plugins, and the
+    compute capability of the GPU that is built for."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class EngineBuilder:
         version_compatible: bool = False,
         timing_cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        gpu = _gpu_name()
+        name, self.capability = _find_gpu()
         self.trt = trt = import_tensorrt()
         with told("building") as failure:
             builder = failure.check(trt.Builder(tensorrt_logger()))
@@ -113,7 +115,7 @@ class EngineBuilder:
         if version_compatible:
             self.config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
             self.config.set_flag(trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME)
-        self._timing_cache = _timing_cache_file(trt.__version__, gpu, timing_cache)
+        self._timing_cache = _timing_cache_file(trt.__version__, name, timing_cache)
 
     def allow_in_place(self) -> None:
         """For network.gate(in_place=True). InputError where this TensorRT does not have it."""
@@ -178,18 +180,22 @@ class EngineBuilder:
             _log.warning("timing cache: not kept: %s", error)
 
 
-def _gpu_name() -> str:
-    """The GPU that is built for; where there is none, TensorRT's builder would end the process."""
+def _find_gpu() -> tuple[str, tuple[int, int]]:
+    """Name and compute capability of the GPU that is built for; where there is none, TensorRT's
+    builder would end the process."""
     device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+    major, minor = ctypes.c_int(), ctypes.c_int()
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
         failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
         failed = failed or cuda.cuDeviceGetName(name, len(name), device)
+        for number, attribute in ((major, _COMPUTE_MAJOR), (minor, _COMPUTE_MINOR)):
+            failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
     except OSError:
         failed = True
     if failed:
         raise EngramError("building: expected a CUDA device, found none")
-    return name.value.decode("utf-8", "replace")
+    return name.value.decode("utf-8", "replace"), (major.value, minor.value)
 
 
 def _timing_cache_file(

@@ -11,6 +11,7 @@ from trtllm_engram.builder.config import EngramConfig
 from trtllm_engram.builder.graph import Graph
 from trtllm_engram.builder.layout import EngramLayout
 from trtllm_engram.builder.nodes import Host, Tensor, Weights
+from trtllm_engram.builder.weight_layout import fastest_layout
 from trtllm_engram.plugins.errors import InputError
 
 PROJECTIONS = {
@@ -59,6 +60,8 @@ class EngramLayer:
         table: name that the process binds to the layer's table at run time.
         projection: a key of PROJECTIONS.
         rows_amax: for fp8, a bound of the rows' absolute values.
+        capability: compute capability of the GPU that will run the layer, whose plugin then has
+            its weight in the order that is fastest there; None: one that all GPUs take.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class EngramLayer:
         table: str | None = None,
         projection: str = "plugin",
         rows_amax: float = 0.0,
+        capability: tuple[int, int] | None = None,
     ) -> None:
         if projection not in PROJECTIONS:
             raise InputError(
@@ -81,6 +85,7 @@ class EngramLayer:
         self.table = table_name(layer_id) if table is None else table
         self.projection = projection
         self.rows_amax = rows_amax
+        self.capability = capability
         self.fingerprint = store.manifest.fingerprint
         self.weights = store.weights(layer_id)
 
@@ -121,7 +126,8 @@ class EngramLayer:
             return graph.project_bf16(rows, weight, scale)
         if self.projection == "fp8":
             return graph.project_fp8(rows, weight, scale, self.rows_amax)
-        return graph.add(nodes.project_node(rows, weight, scale))[0]
+        layout = fastest_layout(weight, self.capability)
+        return graph.add(nodes.project_node(rows, weight, scale, layout))[0]
 
 
 def engram_layers(
@@ -129,6 +135,7 @@ def engram_layers(
     tables: Mapping[int, str] | None = None,
     projection: str = "plugin",
     rows_amax: float = 0.0,
+    capability: tuple[int, int] | None = None,
 ) -> list[EngramLayer]:
     """All layers of a store; `tables` names those whose name is not table_name's."""
     names = tables or {}
@@ -143,6 +150,7 @@ def engram_layers(
             table=names.get(layer_id),
             projection=projection,
             rows_amax=rows_amax,
+            capability=capability,
         )
         for layer_id in store.config.layer_ids
     ]

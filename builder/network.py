@@ -23,6 +23,7 @@ from trtllm_engram.builder import nodes
 from trtllm_engram.builder.layout import EngramLayout
 from trtllm_engram.builder.nodes import Host, Node
 from trtllm_engram.builder.tensorrt_log import told
+from trtllm_engram.builder.weight_layout import ROW_MAJOR
 from trtllm_engram.plugins.registration import create_plugin, import_tensorrt
 
 Network = Any  # tensorrt.INetworkDefinition
@@ -190,11 +191,18 @@ def prefetch(
 
 
 def project(
-    network: Network, x: ITensor, weight: Host | ITensor, scale: Host | ITensor, *, name: str = ""
+    network: Network,
+    x: ITensor,
+    weight: Host | ITensor,
+    scale: Host | ITensor,
+    weight_layout: str = ROW_MAJOR,
+    *,
+    name: str = "",
 ) -> ITensor:
     """BF16 [T, out]: x W^T by the plugin; weight FP8 [out, in], scale E8M0, one per 32x32, or both
-    as INT32 tensors of their bytes (nodes.words)."""
-    return add(network, nodes.project_node(x, weight, scale), name)[0]
+    as INT32 tensors of their bytes (nodes.words), the weight's in weight_layout. In that the plan
+    holds the weight: weight_layout.fastest_layout's is the fastest on a GPU."""
+    return add(network, nodes.project_node(x, weight, scale, weight_layout), name)[0]
 
 
 def project_bf16(network: Network, x: ITensor, weight: Host, scale: Host) -> ITensor:

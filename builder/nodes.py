@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from trtllm_engram.builder.config import SCALE_BLOCK
 from trtllm_engram.builder.layout import EngramLayout
+from trtllm_engram.builder.weight_layout import ROW_MAJOR, lay_weight
 from trtllm_engram.plugins.errors import InputError
 
 Tensor = Any
@@ -134,14 +135,15 @@ def prefetch_node(hash_ids: Tensor, **options: Any) -> Node:
     return Node("EngramPrefetch", node.inputs, node.fields, node.outputs)
 
 
-def project_node(x: Tensor, weight: Tensor, scale: Tensor) -> Node:
+def project_node(x: Tensor, weight: Tensor, scale: Tensor, weight_layout: str = ROW_MAJOR) -> Node:
     """BF16 [T, out] of x BF16 [T, in], weight FP8 [out, in] and scale E8M0, one per 32x32; or both
-    as tensors of the graph that hold their words()."""
+    as tensors of the graph that hold their words(), the weight's in weight_layout, as the node
+    holds it."""
     if isinstance(weight, np.ndarray):
         _check_weight("project", weight, scale)
-        weight, scale = words(weight), words(scale.reshape(-1))
+        weight, scale = words(lay_weight(weight, weight_layout)), words(scale.reshape(-1))
     inputs = {"x": x, "weight": weight, "scale": scale}
-    return Node("EngramProject", inputs, {"weight_layout": "row_major"}, ("kv",))
+    return Node("EngramProject", inputs, {"weight_layout": weight_layout}, ("kv",))
 
 
 def gate_node(

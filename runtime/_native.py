@@ -64,6 +64,11 @@ class ProjectKernel(IntEnum):
     SM90_256 = 5
 
 
+class WeightLayout(IntEnum):
+    ROW_MAJOR = 0
+    SM90_V1 = 1
+
+
 class Exec(ctypes.Structure):
     _fields_ = [("device", c_int32), ("num_threads", c_int32), ("stream", c_void_p)]
 
@@ -136,6 +141,7 @@ class ProjectArgs(ctypes.Structure):
         ("in_features", c_int32),
         ("out_features", c_int32),
         ("kernel", c_int32),
+        ("weight_layout", c_int32),
     ]
 
 

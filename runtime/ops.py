@@ -54,6 +54,7 @@ _HIDDEN_DTYPES = {
     "float32": _native.Dtype.FLOAT32,
 }
 
+_WEIGHT_LAYOUTS = {layout.name.lower(): layout for layout in _native.WeightLayout}
 _PROJECT_KERNELS = {kernel.name.lower(): kernel for kernel in _native.ProjectKernel}
 
 
@@ -240,6 +241,7 @@ def project(
     weight: Array,
     scale: Array,
     *,
+    weight_layout: str = "row_major",
     kernel: str = "auto",
     out: Array | None = None,
     stream: Any = None,
@@ -252,13 +254,19 @@ def project(
         x: BF16 [T, in], the result of lookup.
         weight: FP8 [out, in], out = (hc_mult+1)*hidden.
         scale: E8M0 [ceil(out/32), ceil(in/32)], one per block of 32x32 weights.
+        weight_layout: row_major, or sm90_v1, on a GPU of compute capability 9.0, for what
+            builder.weight_layout.lay_weight made of the weight.
         kernel: GPU alone: generic, or one of sm90_16 to sm90_256, instead of the fastest there is.
         out: BF16 [T, out].
     """
-    if kernel not in _PROJECT_KERNELS:
-        raise InputError(
-            f"project: kernel: expected one of {', '.join(_PROJECT_KERNELS)}, found {kernel!r}"
-        )
+    for name, value, known in (
+        ("kernel", kernel, _PROJECT_KERNELS),
+        ("weight_layout", weight_layout, _WEIGHT_LAYOUTS),
+    ):
+        if value not in known:
+            raise InputError(
+                f"project: {name}: expected one of {', '.join(known)}, found {value!r}"
+            )
     call = Call("project", stream, x=x, weight=weight, scale=scale, out=out)
     weights = call.input("weight", FP8, (None, None))
     out_features, in_features = weights.shape
@@ -276,6 +284,7 @@ def project(
             in_features=in_features,
             out_features=out_features,
             kernel=_PROJECT_KERNELS[kernel],
+            weight_layout=_WEIGHT_LAYOUTS[weight_layout],
         )
     )
     return result.array

@@ -9,6 +9,7 @@ import pytest
 import reference
 from devices import Torch, capture, on_devices
 
+from trtllm_engram.builder.weight_layout import lay_weight
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import ops
 
@@ -200,6 +201,11 @@ def needs_sm90():
         pytest.skip("needs a GPU of compute capability 9.0")
 
 
+def run_sm90_v1(x, weight, scale, kernel="auto"):
+    laid = lay_weight(weight, "sm90_v1")
+    return run(Torch(), x, laid, scale, kernel=kernel, weight_layout="sm90_v1")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", SM90)
 @pytest.mark.parametrize("num_tokens", [1, 16, 37, 64, 131, 300], ids="T{}".format)
@@ -215,6 +221,9 @@ def test_kernels_agree(kernel, num_tokens, in_features, out_features):
     expected = run(Torch(), x, weight, scale, kernel="generic")
     assert_close(expected, x, weight, scale)
     np.testing.assert_array_equal(run(Torch(), x, weight, scale, kernel=kernel), expected)
+    if out_features % 16 == 0:
+        found = run_sm90_v1(x, weight, scale, kernel)
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.gpu
@@ -230,6 +239,31 @@ def test_kernels_agree_on_extremes(kernel):
     scale[::3], scale[1], scale[2, 0] = 128, 0, 255
     expected = run(Torch(), x, weight, scale, kernel="generic")
     np.testing.assert_array_equal(run(Torch(), x, weight, scale, kernel=kernel), expected)
+    found = run_sm90_v1(x, weight[32:], scale[1:], kernel)
+    np.testing.assert_array_equal(found, expected[:, 32:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", range(12, 256))  # below, weights round to -0, sums to 0
+def test_every_weight_in_sm90_v1(scale):
+    """All FP8 values but NaN times every scale, where sums have one term."""
+    needs_sm90()
+    values = np.arange(256, dtype=np.uint8)
+    weight = np.zeros((256, 96), np.uint8)
+    weight[values, values % 96] = values & np.where(values & 0x7F == 0x7F, 0xFE, 0xFF)
+    scales = np.full((8, 3), scale, np.uint8)
+    x = np.full((3, 96), 0x3F80, np.uint16)  # 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = reference.weights(weight, scales).sum(axis=1)
+    found = run_sm90_v1(x, weight, scales)
+    np.testing.assert_array_equal(found, np.tile(reference.bf16_bits(exact + 0.0), (3, 1)))
+
+
+@pytest.mark.gpu
+def test_generic_does_not_take_sm90_v1():
+    x, weight, scale = whole_numbers(np.random.default_rng(11), 3, 64, 32)
+    with pytest.raises(InputError, match=r"^project: kernel: expected one of those of sm90"):
+        run_sm90_v1(x, weight, scale, "generic")
 
 
 @pytest.mark.gpu

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! EngramProject: rows to keys and value, kv = x W^T with an FP8 weight and one E8M0 scale per
 //! 32x32 block.
+#include <string>
+
 #include "engram/ops.h"
 #include "engram/row.h"
 #include "plugin.h"
@@ -10,13 +12,18 @@ namespace {
 
 using nvinfer1::DataType;
 
+engram_weight_layout layout_of(const std::string& name) {
+  if (name == "row_major") return ENGRAM_WEIGHT_ROW_MAJOR;
+  ENGRAM_CHECK(name == "sm90_v1", "field 'weight_layout': expected row_major or sm90_v1, found '",
+               name, "'");
+  return ENGRAM_WEIGHT_SM90_V1;
+}
+
 //! Letters: T tokens, I inputs, O outputs, J = I/4 words of a weight row, S words of all scales.
 class ProjectOp final : public Op {
  public:
-  explicit ProjectOp(const FieldValues& fields) {
-    ENGRAM_CHECK(fields.text("weight_layout") == "row_major",
-                 "field 'weight_layout': expected row_major, found '", fields.text("weight_layout"),
-                 "'");
+  explicit ProjectOp(const FieldValues& fields)
+      : weight_layout_(layout_of(fields.text("weight_layout"))) {
     add_input({"x", {DataType::kBF16}, "TI"});
     add_input({"weight", {DataType::kINT32}, "OJ"});
     add_input({"scale", {DataType::kINT32}, "S"});
@@ -45,6 +52,7 @@ class ProjectOp final : public Op {
     args.num_tokens = call.sizes['T'];
     args.in_features = static_cast<int32_t>(call.sizes['I']);
     args.out_features = static_cast<int32_t>(call.sizes['O']);
+    args.weight_layout = weight_layout_;
     check_project(args);
     check_project_on_gpu(args);
     return project_cuda(args, call.stream);
@@ -52,6 +60,8 @@ class ProjectOp final : public Op {
 
  private:
   enum Position { kX, kWeight, kScale, kNumInputs };
+
+  const engram_weight_layout weight_layout_;
 };
 
 }  // namespace
@@ -61,7 +71,8 @@ const OpSpec& project_spec() {
       "EngramProject",
       "rows to keys and value",
       {required_text("weight_layout",
-                     "order of the weight's bytes: row_major is [out_features, in_features]"),
+                     "order of the weight's bytes: row_major is [out_features, in_features], "
+                     "sm90_v1 (engram.h) is for compute capability 9.0 alone"),
        format_version_field()},
       [](const FieldValues& fields) -> std::unique_ptr<Op> {
         return std::make_unique<ProjectOp>(fields);

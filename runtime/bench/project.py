@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trtllm_engram.builder.weight_layout import fastest_layout, lay_weight
+
 from .. import ops
 from .gpu import OURS, Case, Target, expect, load_torch
 from .rivals import Rivals
@@ -27,11 +29,14 @@ def cases(tokens: Sequence[int], _table_gb: float, _rivals: Rivals | None) -> It
     weight &= 0xFB  # no NaN
     scale = torch.randint(112, 124, (_OUT // _BLOCK, _IN // _BLOCK), device="cuda").byte()
     exact = _dequantized(weight, scale)
+    layout = fastest_layout(weight.cpu().numpy(), torch.cuda.get_device_capability())
+    laid = torch.from_numpy(lay_weight(weight.cpu().numpy(), layout)).cuda()
     for count in tokens:
-        yield _case(torch.randn(count, _IN, device="cuda").bfloat16(), weight, scale, exact)
+        x = torch.randn(count, _IN, device="cuda").bfloat16()
+        yield _case(x, laid, layout, scale, exact)
 
 
-def _case(x: Any, weight: Any, scale: Any, exact: Any) -> Case:
+def _case(x: Any, weight: Any, layout: str, scale: Any, exact: Any) -> Case:
     torch = load_torch()
     num_tokens = x.shape[0]
     outs = [torch.empty(num_tokens, _OUT, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
@@ -52,7 +57,7 @@ def _case(x: Any, weight: Any, scale: Any, exact: Any) -> Case:
         num_tokens=num_tokens,
         num_bytes=sum(array.nbytes for array in (x, weight, scale, outs[0])),
         contenders={
-            OURS: lambda: ops.project(x, weight, scale, out=outs[0]),
+            OURS: lambda: ops.project(x, weight, scale, weight_layout=layout, out=outs[0]),
             _CUBLAS: lambda: torch.mm(x, exact.T, out=outs[1]),
         },
         check=check,

@@ -148,17 +148,27 @@ typedef enum engram_project_kernel {
   ENGRAM_PROJECT_SM90_256 = 5
 } engram_project_kernel;
 
+/*! Order of a projection's weights. */
+typedef enum engram_weight_layout {
+  ENGRAM_WEIGHT_ROW_MAJOR = 0, /*!< FP8 [out_features, in_features] */
+  /*! What the kernels of compute capability 9.0 read fastest, by which alone it is taken: as many
+   *  bytes, made once by trtllm_engram.builder.weight_layout, which describes them. No NaN;
+   *  out_features is a multiple of 16. */
+  ENGRAM_WEIGHT_SM90_V1 = 1
+} engram_weight_layout;
+
 /*! engram_project: out = x W^T with MXFP8's meaning (FP8 times powers of two, FP32 sums, one
  *  rounding to BF16). */
 typedef struct engram_project_args {
   const uint16_t* x;     /*!< BF16 [T, in_features]; on a GPU 16-byte aligned */
-  const uint8_t* weight; /*!< FP8 [out_features, in_features]; on a GPU 16-byte aligned */
+  const uint8_t* weight; /*!< out_features * in_features bytes; on a GPU 16-byte aligned */
   const uint8_t* scale;  /*!< E8M0 [ceil(out_features/32), ceil(in_features/32)] */
   uint16_t* out;         /*!< BF16 [T, out_features] */
   int64_t num_tokens;
   int32_t in_features; /*!< a multiple of 32 */
   int32_t out_features;
-  int32_t kernel; /*!< engram_project_kernel; the CPU has one */
+  int32_t kernel;        /*!< engram_project_kernel; the CPU has one */
+  int32_t weight_layout; /*!< engram_weight_layout; the CPU takes row-major ones */
 } engram_project_args;
 
 /*! engram_gate: out = hidden + sigmoid(+-sqrt(max(|dot|, 1e-6))) * value, in FP32, rounded once. */

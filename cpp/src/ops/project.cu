@@ -4,6 +4,7 @@
 // depends neither on the kernel nor on the tokens beside it.
 #include <cstdint>
 
+#include "check.h"
 #include "engram/ops.h"
 #include "launch.cuh"
 #include "project_kernels.h"
@@ -26,6 +27,19 @@ constexpr Kernel kSm90[] = {{ENGRAM_PROJECT_SM90_16, 16, project_sm90_16},
 //! What the copy engine asks for, and 16-byte writes of outputs.
 bool fits_sm90(const engram_project_args& args) {
   return is_aligned(16, args.x, args.weight, args.out) && args.out_features % 8 == 0;
+}
+
+void check_gpu_has_sm90(const engram_project_args& args, int major, int minor) {
+  ENGRAM_CHECK(major == 9 && minor == 0,
+               "weight_layout sm90_v1: expected a GPU of compute "
+               "capability 9.0, found ",
+               major, ".", minor);
+  ENGRAM_CHECK(
+      project_sm90_is_built(),
+      "weight_layout sm90_v1: expected a library built for architecture 90a, found another");
+  ENGRAM_CHECK(args.kernel != ENGRAM_PROJECT_GENERIC,
+               "kernel: expected one of those of sm90 for weight_layout sm90_v1, found generic");
+  check_aligned(args.out, "out", 16);
 }
 
 //! The first of a list that is wanted; null if none is.
@@ -51,6 +65,7 @@ cudaError_t project_cuda(const engram_project_args& args, cudaStream_t stream) {
         cudaDeviceGetAttribute(&num_blocks, cudaDevAttrMultiProcessorCount, device)}) {
     if (code != cudaSuccess) return code;
   }
+  if (args.weight_layout == ENGRAM_WEIGHT_SM90_V1) check_gpu_has_sm90(args, major, minor);
   const Kernel* kernel = nullptr;
   if (major == 9 && minor == 0 && num_blocks > 1 && fits_sm90(args) && project_sm90_is_built()) {
     kernel = find(kSm90, args.kernel, args.num_tokens);

@@ -115,6 +115,10 @@ void check_project(const engram_project_args& args) {
   check_multiple(args.in_features, "in_features", kScaleBlock);
   check_at_least(args.out_features, "out_features", 1);
   check_range(args.kernel, "kernel", ENGRAM_PROJECT_AUTO, ENGRAM_PROJECT_SM90_256);
+  check_range(args.weight_layout, "weight_layout", ENGRAM_WEIGHT_ROW_MAJOR, ENGRAM_WEIGHT_SM90_V1);
+  if (args.weight_layout == ENGRAM_WEIGHT_SM90_V1) {
+    check_multiple(args.out_features, "out_features", 16);
+  }
   check_product({args.num_tokens, args.in_features, 2}, "bytes of x");
   check_product({args.num_tokens, args.out_features, 2}, "bytes of out");
   if (args.num_tokens == 0) return;
@@ -131,6 +135,8 @@ void check_project_on_gpu(const engram_project_args& args) {
 }
 
 void project_cpu(const engram_project_args& args, int num_threads) {
+  ENGRAM_CHECK(args.weight_layout == ENGRAM_WEIGHT_ROW_MAJOR,
+               "weight_layout: expected row_major on the CPU, found another");
   const Kernel kernel = widest_kernel();
   std::vector<float> x(
       static_cast<size_t>(std::min(args.num_tokens, kTokensPerPass) * args.in_features));

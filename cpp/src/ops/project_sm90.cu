@@ -33,7 +33,8 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
 
 //! Boxes of box_rows x box_columns of a row-major matrix.
 bool encode(CUtensorMap& map, CUtensorMapDataType type, int element_bytes, const void* matrix,
-            int64_t rows, int64_t columns, int box_rows, int box_columns) {
+            int64_t rows, int64_t columns, int box_rows, int box_columns,
+            CUtensorMapSwizzle swizzle) {
   static const PFN_cuTensorMapEncodeTiled_v12000 encoder = find_encoder();
   if (encoder == nullptr) return false;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
@@ -41,11 +42,22 @@ bool encode(CUtensorMap& map, CUtensorMapDataType type, int element_bytes, const
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[] = {1, 1};
-  const CUtensorMapSwizzle swizzle =
-      box_columns * element_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   return encoder(&map, type, 2, const_cast<void*>(matrix), sizes, pitch, box, steps,
                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <typename S>
+bool encode_weight(Args& args, const engram_project_args& call) {
+  if (call.weight_layout == ENGRAM_WEIGHT_SM90_V1) {
+    // 16 rows are one, of 16 bytes for each inner value: two elements of 8, a box has 256 at most.
+    return encode(args.weight, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, call.weight,
+                  call.out_features / 16, int64_t{2} * call.in_features, args.rows / 16,
+                  2 * S::kWeightColumns, CU_TENSOR_MAP_SWIZZLE_NONE);
+  }
+  return encode(args.weight, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, call.weight, call.out_features,
+                call.in_features, args.rows, S::kWeightColumns,
+                S::kWeightColumns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 //! Whole tiles in full rounds of the clusters, then halves in full rounds, then quarters.
@@ -88,20 +100,21 @@ cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaSt
       std::min(kMaxStages, (kSharedBytes - kReservedBytes - kBufferBytes) / args.stage_bytes<S>());
   const int shared_bytes =
       args.num_stages * args.stage_bytes<S>() + kBufferBytes + kReservedBytes / 2;
-  if (!encode(args.weight, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, call.weight, call.out_features,
-              call.in_features, args.rows, S::kWeightColumns) ||
+  if (!encode_weight<S>(args, call) ||
       !encode(args.x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, call.x, call.num_tokens,
-              call.in_features, S::kInputRows, kInputColumns)) {
+              call.in_features, S::kInputRows, kInputColumns, CU_TENSOR_MAP_SWIZZLE_128B)) {
     return cudaErrorNotSupported;
   }
+  void (*const kernel)(Args) = call.weight_layout == ENGRAM_WEIGHT_SM90_V1
+                                   ? project_kernel<S, Sm90V1Weights<S>>
+                                   : project_kernel<S, RowMajorWeights<S>>;
   // The most that any call takes: calls of other sizes may set it at the same time.
-  const cudaError_t code =
-      cudaFuncSetAttribute(project_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           kSharedBytes - kReservedBytes / 2);
+  const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                kSharedBytes - kReservedBytes / 2);
   if (code != cudaSuccess) return code;
   const int grid = std::min(num_clusters, args.num_pieces) * kClusterBlocks;
-  return launch_clusters(project_kernel<S>, dim3(grid), dim3(S::kThreads), kClusterBlocks,
-                         shared_bytes, stream, args);
+  return launch_clusters(kernel, dim3(grid), dim3(S::kThreads), kClusterBlocks, shared_bytes,
+                         stream, args);
 }
 
 }  // namespace sm90
@@ -110,7 +123,8 @@ bool project_sm90_is_built() {
   // Without 90a's instructions the kernel is empty, and so without barriers.
   static const bool is_built = [] {
     cudaFuncAttributes attributes = {};
-    void (*const kernel)(sm90::Args) = sm90::project_kernel<sm90::Few>;
+    void (*const kernel)(sm90::Args) =
+        sm90::project_kernel<sm90::Few, sm90::RowMajorWeights<sm90::Few>>;
     return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
            attributes.sharedSizeBytes > 0;
   }();

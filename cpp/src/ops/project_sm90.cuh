@@ -34,8 +34,9 @@ struct Ring {
   }
 };
 
-//! Shared memory: stages of weights [rows][kInner] and inputs [kInner/64][tokens][64], swizzled as
-//! the copy engine does; then each warp's buffer for what it writes.
+//! Shared memory: stages of weights, rows x kInner bytes in their layout, and inputs
+//! [kInner/64][tokens][64], swizzled as the copy engine does; then each warp's buffer for what it
+//! writes.
 struct Shared {
   uint32_t stages;
   uint32_t full;  //!< barriers, 8 bytes each
@@ -83,7 +84,7 @@ __device__ Tile find_tile(const Args& args, int piece) {
 }
 
 //! One thread: keeps the ring of stages filled.
-template <typename S>
+template <typename S, typename Weights>
 __device__ void produce(const Args& args, const Shared& shared) {
   Ring ring{args.num_stages};
   const uint32_t rank = cluster_rank();
@@ -97,10 +98,7 @@ __device__ void produce(const Args& args, const Shared& shared) {
       const uint32_t full = shared.full + ring.stage * 8;
       wait_barrier(shared.empty + ring.stage * 8, ring.parity ^ 1);
       expect_bytes(full, bytes);
-      for (int k = 0; k < S::kInner; k += S::kWeightColumns) {
-        load_box(shared.weights(ring.stage) + k * args.rows, args.weight, inner + k,
-                 tile.first_output, full);
-      }
+      Weights::load_stage(args, shared.weights(ring.stage), inner, tile.first_output, full);
       for (int k = 0; k < S::kInner; k += kInputColumns) {
         const uint32_t to = shared.inputs(ring.stage) + k * tile.num_tokens * 2;
         for (int t = rank * half; t < (rank + 1) * half; t += S::kInputRows) {
@@ -143,19 +141,19 @@ __device__ void store(const Args& args, const float (&sums)[kTokens / 2], int ou
 }
 
 //! A warpgroup's sums of a tile of kTokens tokens.
-template <typename S, int kTokens>
+template <typename S, typename Weights, int kTokens>
 __device__ void consume(const Args& args, const Shared& shared, const Tile& tile, Ring& ring,
                         uint32_t buffer, const uint8_t* buffer_bytes) {
   constexpr int kGroups = S::kInner / kScaleBlock;
   static_assert(kGroups % 2 == 0, "operands take turns");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  WeightRows<S> rows(args, tile.first_output, warp, lane);
+  Weights rows(args, tile.first_output, warp, lane);
   float sums[kTokens / 2] = {};
-  Pairs pairs;
+  typename Weights::Raw raw;
   Operands weights[2];
   uint32_t last_empty = 0;
   wait_barrier(shared.full + ring.stage * 8, ring.parity);
-  rows.load_pairs(shared.weights(ring.stage), 0, pairs);
+  rows.load(shared.weights(ring.stage), 0, raw);
   for (int inner = 0; inner < args.in_features; inner += S::kInner) {
     rows.prepare_scales(inner / kScaleBlock);
     const uint32_t stage_weights = shared.weights(ring.stage);
@@ -166,7 +164,7 @@ __device__ void consume(const Args& args, const Shared& shared, const Tile& tile
       wait_products<1>();  // the last group may run on; the one before has read its operands
       if (group == 1 && last_empty != 0 && lane < kClusterBlocks) arrive_at(last_empty, lane);
       Operands& a = weights[group % 2];
-      rows.dequantize(pairs, inner / kScaleBlock + group, a);
+      rows.dequantize(raw, inner / kScaleBlock + group, a);
       fence_products();
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -176,13 +174,13 @@ __device__ void consume(const Args& args, const Shared& shared, const Tile& tile
       }
       commit_products();
       if (group + 1 < kGroups) {
-        rows.load_pairs(stage_weights, group + 1, pairs);
+        rows.load(stage_weights, group + 1, raw);
         continue;
       }
       ring.advance();
       if (inner + S::kInner < args.in_features) {
         wait_barrier(shared.full + ring.stage * 8, ring.parity);
-        rows.load_pairs(shared.weights(ring.stage), 0, pairs);
+        rows.load(shared.weights(ring.stage), 0, raw);
       }
     }
     last_empty = empty;
@@ -196,7 +194,7 @@ __device__ void consume(const Args& args, const Shared& shared, const Tile& tile
 
 #endif
 
-template <typename S>
+template <typename S, typename Weights>
 __global__ void __launch_bounds__(S::kThreads, 1)
     project_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -220,7 +218,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 
   if (warp >= S::kConsumerWarps) {
     give_up_registers<S::kProducerRegisters>();
-    if (threadIdx.x == S::kConsumerWarps * 32) produce<S>(args, shared);
+    if (threadIdx.x == S::kConsumerWarps * 32) produce<S, Weights>(args, shared);
     __syncwarp();
   } else {
     take_registers<S::kConsumerRegisters>();
@@ -232,12 +230,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
          piece += gridDim.x / kClusterBlocks) {
       const Tile tile = find_tile<S>(args, piece);
       if (tile.num_tokens == S::kTokens) {
-        consume<S, S::kTokens>(args, shared, tile, ring, buffer, buffer_bytes);
+        consume<S, Weights, S::kTokens>(args, shared, tile, ring, buffer, buffer_bytes);
       } else if constexpr (S::kSplits) {
         if (tile.num_tokens == S::kTokens / 2) {
-          consume<S, S::kTokens / 2>(args, shared, tile, ring, buffer, buffer_bytes);
+          consume<S, Weights, S::kTokens / 2>(args, shared, tile, ring, buffer, buffer_bytes);
         } else if (tile.num_tokens == S::kTokens / 4) {
-          consume<S, S::kTokens / 4>(args, shared, tile, ring, buffer, buffer_bytes);
+          consume<S, Weights, S::kTokens / 4>(args, shared, tile, ring, buffer, buffer_bytes);
         }
       }
     }

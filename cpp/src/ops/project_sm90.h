@@ -33,7 +33,7 @@ struct Shape {
 };
 
 struct Args {
-  CUtensorMap weight;  //!< boxes of rows x kWeightColumns
+  CUtensorMap weight;  //!< boxes of rows x kWeightColumns, in either layout
   CUtensorMap x;       //!< boxes of kInputRows x kInputColumns
   const uint8_t* scale;
   uint16_t* out;

@@ -93,6 +93,15 @@ __device__ __forceinline__ uint16_t load_shared_u16(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ uint4 load_shared_u128(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 //! Two BF16 pairs' 8x8 matrices and two more, as multiply_matrices holds sums, each stored
 //! transposed: lanes 8i..8i+7 pass the 16-byte rows of matrix i.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t row,

@@ -18,6 +18,7 @@ Value changed(const std::string& field, const Value& value) {
   if (field == "history") return std::string("whole_prompt");
   if (field == "output") return std::string("mxfp8_linear");
   if (field == "values") return std::string("words");
+  if (field == "weight_layout") return std::string("sm90_v1");
   if (field == "fingerprint") return std::string(64, 'b');
   if (field == "head_dim") return 64;
   if (const auto* const number = std::get_if<int32_t>(&value))
@@ -26,10 +27,8 @@ Value changed(const std::string& field, const Value& value) {
   return std::get<std::string>(value) + "x";
 }
 
-//! Fields with one value only: a format and a layout that others may follow.
-bool has_one_value(const std::string& field) {
-  return field == "format_version" || field == "weight_layout";
-}
+//! A format that others may follow.
+bool has_one_value(const std::string& field) { return field == "format_version"; }
 
 }  // namespace
 
