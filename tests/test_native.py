@@ -42,6 +42,7 @@ ENUMS = {
     "engram_row_form": _native.RowForm,
     "engram_lookup_path": _native.LookupPath,
     "engram_project_kernel": _native.ProjectKernel,
+    "engram_weight_layout": _native.WeightLayout,
 }
 
 
