@@ -75,6 +75,7 @@ def test_enum(name, enum):
         _native.RowForm: "ROWS_",
         _native.LookupPath: "LOOKUP_",
         _native.ProjectKernel: "PROJECT_",
+        _native.WeightLayout: "WEIGHT_",
     }.get(enum, "")
     ours = {prefix + key: value for key, value in ours.items()}
     assert ours == members
