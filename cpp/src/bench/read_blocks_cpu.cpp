@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ceiling that lookups are measured against: every byte of random blocks read once, and nothing
 // else.
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include "bench/read_blocks.h"
+#include "cache_line.h"
 #include "engram/row.h"
 #include "multiversion.h"
 #include "parallel.h"
@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kBlocksPerRange = 4096;
 constexpr int64_t kBlocksAhead = 32;
 constexpr int64_t kPagesAhead = 64;  // a block's first line waits for its page, the rest no more
-constexpr int kCacheLine = 64;
 
 struct Blocks {
   const uint8_t* base;
@@ -36,11 +35,12 @@ struct ReadRange {
 
  private:
   static ENGRAM_HOST_DEVICE uint64_t read(const Blocks& blocks, int64_t begin, int64_t end) {
+    const int32_t lines_end = blocks.bytes + bytes_into_line(blocks.base);
     uint64_t sum = 0;
     for (int64_t i = begin - kPagesAhead; i < end; ++i) {
       prefetch(blocks, i + kPagesAhead, end, 0, kCacheLine);
       if (i + kBlocksAhead >= begin) {
-        prefetch(blocks, i + kBlocksAhead, end, kCacheLine, blocks.bytes);
+        prefetch(blocks, i + kBlocksAhead, end, kCacheLine, lines_end);
       }
       if (i >= begin) sum += sum_block(blocks.at(i), blocks.bytes);
     }
@@ -51,7 +51,7 @@ struct ReadRange {
                                           int32_t from, int32_t to) {
     if (i >= end) return;
     const uint8_t* const block = blocks.at(i);
-    for (int32_t at = from; at < std::min(to, blocks.bytes); at += kCacheLine) {
+    for (int32_t at = from; at < to; at += kCacheLine) {
       __builtin_prefetch(block + at, 0, 2);
     }
   }

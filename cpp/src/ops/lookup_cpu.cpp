@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cache_line.h"
 #include "check.h"
 #include "engram/layout.h"
 #include "engram/ops.h"
@@ -21,7 +22,6 @@ constexpr int64_t kRowsPerRange = 1024;
 constexpr int64_t kRowsPerBatch = 16;
 constexpr size_t kRowsAhead = 16;
 constexpr size_t kPagesAhead = 32;  // a row's first lines wait for their pages, the others do not
-constexpr int kCacheLine = 64;
 constexpr int64_t kCachedBytes = 1 << 20;  // more than what an L2 keeps is written past the caches
 
 bool is_streamed(const engram_lookup_args& args) {
@@ -46,16 +46,17 @@ class RowWindow {
         num_rows_(args.num_rows),
         num_left_(row_offset(end - begin, args.num_columns)),
         num_columns_(args.num_columns),
-        head_dim_(head_dim) {
+        head_dim_(head_dim),
+        lines_end_(head_dim + bytes_into_line(args.values)) {
     for (size_t i = 0; i < kPagesAhead; ++i) rows_[i] = begin_row();
-    for (size_t i = 0; i < kRowsAhead; ++i) prefetch(rows_[i].values, kCacheLine, head_dim_);
+    for (size_t i = 0; i < kRowsAhead; ++i) prefetch(rows_[i].values, kCacheLine, lines_end_);
   }
 
   ENGRAM_HOST_DEVICE Row take() {
     Row& place = rows_[next_ % kPagesAhead];
     const Row row = place;
     place = begin_row();
-    prefetch(rows_[(next_ + kRowsAhead) % kPagesAhead].values, kCacheLine, head_dim_);
+    prefetch(rows_[(next_ + kRowsAhead) % kPagesAhead].values, kCacheLine, lines_end_);
     ++next_;
     return row;
   }
@@ -92,6 +93,7 @@ class RowWindow {
   int64_t num_left_;  // not begun
   int32_t num_columns_;
   int32_t head_dim_;
+  int32_t lines_end_;  // of a row: one that starts within a line ends in a line more
   int32_t column_ = 0;
   size_t next_ = 0;
 };
