@@ -177,7 +177,7 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     "engram_build_info": (c_char_p, []),
     "engram_bench_read_blocks": (
         c_int32,
-        [c_void_p, c_void_p, c_int64, c_int32, c_int32, POINTER(c_uint64)],
+        [c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_int32, c_int32, POINTER(c_uint64)],
     ),
     "engram_table_bind": (c_int32, [c_char_p, c_char_p, c_char_p]),
     "engram_table_bind_file": (c_int32, [c_char_p]),
@@ -264,16 +264,29 @@ def build_info() -> dict[str, Any]:
 
 
 def read_blocks(
-    base: int, block_ids: int, num_blocks: int, block_bytes: int, num_threads: int = 0
+    base: int,
+    block_ids: int,
+    num_blocks: int,
+    block_bytes: int,
+    out: int = 0,
+    out_bytes_per_block: int = 0,
 ) -> int:
-    """engram_bench_read_blocks: reads blocks at base + id * block_bytes; returns a checksum."""
+    """engram_bench_read_blocks on all cores: reads blocks at base + id * block_bytes and fills
+    out, where it is given, by so many bytes for each; returns a checksum."""
     library = load()
     checksum = c_uint64()
     _check(
         library,
         "read_blocks",
         library.engram_bench_read_blocks(
-            base, block_ids, num_blocks, block_bytes, num_threads, ctypes.byref(checksum)
+            base,
+            block_ids,
+            num_blocks,
+            block_bytes,
+            out,
+            out_bytes_per_block,
+            0,
+            ctypes.byref(checksum),
         ),
     )
     return checksum.value

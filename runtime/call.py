@@ -16,7 +16,7 @@ import numpy.typing as npt
 from trtllm_engram.plugins.errors import InputError
 
 from . import _native
-from .arrays import Array, Dtypes, Shape, View, device_name, torch_of, view
+from .arrays import Array, Dtypes, Shape, View, aligned_empty, device_name, torch_of, view
 from .device_array import DeviceArray, is_capturing, stream_memory
 from .row import SCALE_BLOCK
 
@@ -116,7 +116,7 @@ class Call:
             return Result(tensor, tensor.data_ptr())
         numpy_dtype = _NUMPY_DTYPES[dtypes[0]]
         if self.device == _native.CPU:
-            array = np.empty(shape, numpy_dtype)
+            array = aligned_empty(shape, numpy_dtype)
             return Result(array, array.ctypes.data)
         made = DeviceArray(shape, numpy_dtype, self.device, self._stream, self._explicit_stream)
         return Result(made, made.pointer)

@@ -32,13 +32,15 @@ def test_ops_as_json(tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     names = [one["name"] for one in document["measurements"]]
     assert names == [
-        "lookup to BF16",
-        "lookup packed",
+        *["lookup to BF16"] * 2,
+        *["lookup packed"] * 2,
         "hash, each core",
         "prepare, checksums",
         "prepare --copy",
     ]
     assert all(one["rate"] > 0 and one["share"] > 0 for one in document["measurements"])
+    lookups = [(one["ceiling"], one["target"]) for one in document["measurements"][:4]]
+    assert lookups == [("random reads", 0.7), ("and writes", None)] * 2
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ from trtllm_engram.builder import config
 from trtllm_engram.plugins import registration
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import _native, row
+from trtllm_engram.runtime.arrays import aligned_empty
 
 HEADER = Path(__file__).parents[1] / "cpp" / "include" / "engram" / "engram.h"
 CTYPES = {
@@ -95,7 +96,7 @@ def ctypes_of(declaration):
         return ctypes.c_char_p
     if kind in STRUCTS:
         return ctypes.POINTER(STRUCTS[kind])
-    if star and not declaration.startswith("const"):
+    if star and not declaration.startswith("const") and kind in CTYPES:
         return ctypes.POINTER(CTYPES[kind])
     return ctypes.c_void_p if star else CTYPES[kind]
 
@@ -133,6 +134,31 @@ def test_read_blocks():
     assert read() != zeros
     with pytest.raises(InputError, match="block_bytes: expected 1 or more, got 0"):
         _native.read_blocks(blocks.ctypes.data, ids.ctypes.data, 16, 0)
+
+
+def test_read_blocks_that_write():
+    """As many whole lines as the blocks' bytes take, on every thread, and none beyond them."""
+    num_blocks, bytes_per_block = 10_000, 264
+    blocks = np.ones((4, 8), np.uint8)
+    ids = np.arange(num_blocks, dtype=np.int64) % 4
+    num_bytes = num_blocks * bytes_per_block // 64 * 64
+    out = aligned_empty(num_bytes + 64, np.uint8)
+    out[:] = 0
+
+    def read(out):
+        return _native.read_blocks(
+            blocks.ctypes.data, ids.ctypes.data, num_blocks, 8, out, bytes_per_block
+        )
+
+    assert read(out.ctypes.data) == _native.read_blocks(
+        blocks.ctypes.data, ids.ctypes.data, num_blocks, 8
+    )
+    assert out[:num_bytes].view(np.int64).all()
+    assert not out[num_bytes:].any()
+    with pytest.raises(InputError, match="out: expected an address aligned to 64 bytes"):
+        read(out.ctypes.data + 8)
+    with pytest.raises(InputError, match="out: expected an array, got NULL"):
+        read(0)
 
 
 STATUS_ERRORS = [

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "bench/read_blocks.h"
+#include "cache_line.h"
 #include "check.h"
 #include "cuda_support.h"
 #include "engram/layout.h"
@@ -135,17 +136,22 @@ const char* engram_last_error() { return last_error; }
 int32_t engram_abi_version() { return ENGRAM_ABI_VERSION; }
 
 engram_status engram_bench_read_blocks(const uint8_t* base, const int64_t* block_ids,
-                                       int64_t num_blocks, int32_t block_bytes, int32_t num_threads,
+                                       int64_t num_blocks, int32_t block_bytes, uint8_t* out,
+                                       int32_t out_bytes_per_block, int32_t num_threads,
                                        uint64_t* checksum) {
   return guard([&] {
     check_at_least(num_blocks, "num_blocks", 0);
     check_at_least(block_bytes, "block_bytes", 1);
+    check_at_least(out_bytes_per_block, "out_bytes_per_block", 0);
     check_range(num_threads, "num_threads", 0, kMaxThreads);
     check_array(checksum, "checksum");
     if (num_blocks > 0) {
       check_array(base, "base");
       check_array(block_ids, "block_ids");
+      if (out_bytes_per_block > 0) check_array(out, "out");
     }
-    *checksum = read_blocks_cpu(base, block_ids, num_blocks, block_bytes, num_threads);
+    check_aligned(out, "out", kCacheLine);
+    *checksum = read_blocks_cpu(base, block_ids, num_blocks, block_bytes, out, out_bytes_per_block,
+                                num_threads);
   });
 }

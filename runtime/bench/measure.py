@@ -27,11 +27,15 @@ class Measurement:
     unit: str
     ceiling: str  # what `ceiling_rate` is of
     ceiling_rate: float
-    target: float  # share of the ceiling to be reached
+    target: float | None  # share of the ceiling to be reached; None: it only says what is left
 
     @property
     def share(self) -> float:
         return self.rate / self.ceiling_rate
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.target is None else self.share >= self.target
 
 
 def median_seconds(

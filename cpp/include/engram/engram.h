@@ -216,10 +216,12 @@ ENGRAM_API int32_t engram_abi_version(void);
 ENGRAM_API const char* engram_build_info(void);
 
 /*! Bench ceiling: reads num_blocks blocks of block_bytes at base + block_ids[i]*block_bytes with
- *  num_threads (0: all) threads and nothing else; *checksum keeps the reads from being optimised
- *  away. */
+ *  num_threads (0: all) threads and, past the caches, fills as many whole lines of 64 bytes of out
+ *  as num_blocks times out_bytes_per_block take (0: none, out may be null); out is aligned to a
+ *  line. *checksum keeps the reads from being optimised away. */
 ENGRAM_API engram_status engram_bench_read_blocks(const uint8_t* base, const int64_t* block_ids,
                                                   int64_t num_blocks, int32_t block_bytes,
+                                                  uint8_t* out, int32_t out_bytes_per_block,
                                                   int32_t num_threads, uint64_t* checksum);
 
 /*! Tables: one registry a process binds names to tables; engines hold the names (docs of the keys:
