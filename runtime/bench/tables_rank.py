@@ -2,9 +2,10 @@
 """A rank of `bench tables`: python -m trtllm_engram.runtime.bench.tables_rank JSON
 
 JSON is {store, seed, tables, group, touched_bytes}: tables are bind_all's, group has Group's
-arguments, touched_bytes are of measure's touch_memory. It binds the tables, checks rows, and prints
-{seconds, tables, before_bytes}, seconds being those of the bind alone. For every line of input
-after that it prints {pss_bytes}, its memory now; it ends with its input.
+arguments, touched_bytes are of measure's touch_memory. It binds the tables, for its GPU where there
+is one, checks rows, and prints {seconds, tables, before_bytes}, seconds being those until all could
+be read. For every line of input after that it prints {pss_bytes}, its memory now; it ends with its
+input.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,8 @@ from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.plugins.errors import EngramError, InputError
 
-from .. import demo_check
+from .. import _native, demo_check
+from ..gpus import probe_driver
 from ..group import Group
 from ..machine import read_text
 from ..tables import Tables
@@ -37,13 +41,14 @@ _WARM_UP_BYTES = 1 << 20
 
 def main(text: str) -> None:
     job = json.loads(text)
-    _warm_up()
+    _warm_up(job["group"]["rank"])
     before_bytes = _pss_bytes()
     if job["touched_bytes"]:
         touch_memory(job["touched_bytes"])
     with Tables(Group(**job["group"])) as tables:
         started = time.perf_counter()
         tables.bind_all(job["tables"])
+        _register(job["tables"], job["group"]["rank"])
         seconds = time.perf_counter() - started
         config = read_manifest(job["store"]).config
         for name, table in tables.describe().items():
@@ -53,7 +58,19 @@ def main(text: str) -> None:
             _tell({"pss_bytes": _pss_bytes()})
 
 
-def _warm_up() -> None:
+def _register(names: Iterable[str], rank: int) -> None:
+    """With the rank's GPU, where there is one: a rank alone has not done so yet."""
+    if num_gpus := _num_gpus():
+        for name in names:
+            _native.table_view(name, rank % num_gpus)
+
+
+@cache
+def _num_gpus() -> int:
+    return len(probe_driver().gpus) if _native.build_info()["cuda"] else 0
+
+
+def _warm_up(rank: int) -> None:
     """Does all on a small table that is not to be measured: loads the library, and starts CUDA
     where there is a GPU to register memory with."""
     config = config_of_size(_WARM_UP_BYTES, layers=(0,))
@@ -61,6 +78,7 @@ def _warm_up() -> None:
         write_made_up_store(folder, config)
         with Tables(Group(rank=0, size=1)) as tables:
             tables.bind("warm-up", folder, layer=0, formula_seed=0)
+            _register(["warm-up"], rank)
             _check(tables, "warm-up", config, tables.describe()["warm-up"], 0)
 
 
