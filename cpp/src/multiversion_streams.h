@@ -32,6 +32,21 @@ class CachedStream {
   uint8_t* to_;
 };
 
+//! Lines one after the other past the caches, from the start of one on.
+class AlignedLineStream {
+ public:
+  ENGRAM_INLINE_GFNI explicit AlignedLineStream(uint8_t* to)
+      : to_(reinterpret_cast<__m512i*>(to)) {}
+
+  ENGRAM_INLINE_GFNI void put(__m512i line) { _mm512_stream_si512(to_++, line); }
+  ENGRAM_INLINE_GFNI void finish() {
+    _mm_sfence();  // lines are seen before the thread says it is done
+  }
+
+ private:
+  __m512i* to_;
+};
+
 //! Bytes one after the other past the caches, in whole lines, from any word on. The first and the
 //! last line may be another range's as well, which writes its own words of them.
 class LineStream {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // engram_lookup on the CPU: random rows, so memory is asked for many rows ahead of the arithmetic.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <vector>
 
-#include "cache_line.h"
 #include "check.h"
 #include "engram/layout.h"
 #include "engram/ops.h"
-#include "multiversion_streams.h"
 #include "ops/convert_rows.h"
+#include "ops/lookup_range.h"
+#include "ops/lookup_wide.h"
 #include "ops/row_runs.h"
 #include "ops/staged_scales.h"
 #include "parallel.h"
@@ -20,83 +19,6 @@ namespace {
 
 constexpr int64_t kRowsPerRange = 1024;
 constexpr int64_t kRowsPerBatch = 16;
-constexpr size_t kRowsAhead = 16;
-constexpr size_t kPagesAhead = 32;  // a row's first lines wait for their pages, the others do not
-constexpr int64_t kCachedBytes = 1 << 20;  // more than what an L2 keeps is written past the caches
-
-bool is_streamed(const engram_lookup_args& args) {
-  const int row_bytes = args.form == ENGRAM_ROWS_BF16 ? 2 * args.head_dim : args.head_dim;
-  return row_offset(row_offset(args.num_tokens, args.num_columns), row_bytes) > kCachedBytes;
-}
-
-//! The rows of tokens in order, asked for before they are taken: their pages first, for a prefetch
-//! holds up what comes after it until its page is found. NOTE: all of it is inlined, for GCC drops
-//! calls of functions that do nothing but prefetch.
-class RowWindow {
- public:
-  //! `rows` has kPagesAhead elements. NOTE: as a member they would keep all others in memory.
-  ENGRAM_HOST_DEVICE RowWindow(const engram_lookup_args& args, int head_dim, int64_t begin,
-                               int64_t end, Row* rows)
-      : rows_(rows),
-        values_(args.values),
-        scales_(args.scales),
-        ids_(args.ids + row_offset(begin, args.ids_stride)),
-        ids_stride_(args.ids_stride),
-        first_row_(args.first_row),
-        num_rows_(args.num_rows),
-        num_left_(row_offset(end - begin, args.num_columns)),
-        num_columns_(args.num_columns),
-        head_dim_(head_dim),
-        lines_end_(head_dim + bytes_into_line(args.values)) {
-    for (size_t i = 0; i < kPagesAhead; ++i) rows_[i] = begin_row();
-    for (size_t i = 0; i < kRowsAhead; ++i) prefetch(rows_[i].values, kCacheLine, lines_end_);
-  }
-
-  ENGRAM_HOST_DEVICE Row take() {
-    Row& place = rows_[next_ % kPagesAhead];
-    const Row row = place;
-    place = begin_row();
-    prefetch(rows_[(next_ + kRowsAhead) % kPagesAhead].values, kCacheLine, lines_end_);
-    ++next_;
-    return row;
-  }
-
- private:
-  ENGRAM_HOST_DEVICE Row begin_row() {
-    if (num_left_ == 0) return {nullptr, nullptr};
-    --num_left_;
-    const int64_t row = ids_[column_] - first_row_;
-    if (++column_ == num_columns_) {
-      column_ = 0;
-      ids_ += ids_stride_;
-    }
-    if (row < 0 || row >= num_rows_) return {nullptr, nullptr};
-    const Row begun = {values_ + row_offset(row, head_dim_),
-                       scales_ + row_offset(row, scales_per_row(head_dim_))};
-    prefetch(begun.values, 0, kCacheLine);
-    prefetch(begun.scales, 0, kCacheLine);
-    return begun;
-  }
-
-  static ENGRAM_HOST_DEVICE void prefetch(const uint8_t* bytes, int from, int to) {
-    if (bytes == nullptr) return;
-    for (int i = from; i < to; i += kCacheLine) __builtin_prefetch(bytes + i, 0, 2);
-  }
-
-  Row* rows_;
-  const uint8_t* values_;
-  const uint8_t* scales_;
-  const int32_t* ids_;
-  int64_t ids_stride_;
-  int64_t first_row_;
-  int64_t num_rows_;
-  int64_t num_left_;  // not begun
-  int32_t num_columns_;
-  int32_t head_dim_;
-  int32_t lines_end_;  // of a row: one that starts within a line ends in a line more
-  int32_t column_ = 0;
-  size_t next_ = 0;
-};
 
 //! Writes BF16 rows.
 class Bf16Writer {
@@ -200,160 +122,9 @@ void lookup_range(const engram_lookup_args& args, int64_t begin, int64_t end) {
 #endif
 }
 
-#if defined(__x86_64__)
-constexpr int kWideRow = 8 * kScaleBlock;  // values of a row whose scales are one word
-constexpr int kWideRowLines = kWideRow / kCacheLine;
-
-//! A matrix of gf2p8affine: bit i of a result is bit from[i], or 0 where that is negative.
-constexpr int64_t bit_matrix(std::array<int, 8> from) {
-  uint64_t matrix = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
-    if (from[i] >= 0) matrix |= uint64_t{1} << (8 * (7 - i) + static_cast<size_t>(from[i]));
-  }
-  return static_cast<int64_t>(matrix);
-}
-
-// FP8 to BF16 in bytes, of which a vector has twice as many as values: BF16 rotated left by a bit
-// is a byte of exponent above one of mantissa and sign, mmm0000s. Of an FP8 value, rolled left to
-// eeeemmms, the latter has the bits; of the eight subnormals of a sign, a table. The exponent is
-// a field, kFieldBase | eeee or the table's, plus the scale, less kUnscaled. It saturates at 0, so
-// zero, whose field is 0, stays zero.
-constexpr int kFieldBase = 0xF0;
-constexpr int kUnscaled = kFieldBase + 7;
-constexpr int kRolledNan = kFp8NanMagnitude << 1;
-
-struct Subnormals {
-  alignas(16) uint8_t fields[16];
-  alignas(16) uint8_t mantissas[16];
-};
-
-constexpr Subnormals make_subnormals() {
-  Subnormals made = {};
-  for (int i = 0; i < 16; ++i) {  // mmms
-    const int bits = bf16_from_fp8_normal(static_cast<uint16_t>(i / 2), kLowestNormalScale);
-    made.fields[i] = static_cast<uint8_t>(i < 2 ? 0 : (bits >> 7) + kUnscaled - kLowestNormalScale);
-    made.mantissas[i] = static_cast<uint8_t>((bits >> 4 & 7) << 5 | (i & 1));
-  }
-  return made;
-}
-
-constexpr Subnormals kSubnormals = make_subnormals();
-
-ENGRAM_INLINE_GFNI __m512i bytes_of(int byte) { return _mm512_set1_epi8(static_cast<char>(byte)); }
-
-ENGRAM_INLINE_GFNI __m512i each_lane(const uint8_t* bytes) {
-  const auto* const lane = reinterpret_cast<const __m128i*>(bytes);
-  return _mm512_maskz_broadcast_i32x4(0xFFFF, _mm_load_si128(lane));
-}
-
-ENGRAM_INLINE_GFNI int64_t scales_of(const Row& row) {
-  int64_t scales;
-  memcpy(&scales, row.scales, sizeof(scales));
-  return scales;
-}
-
-//! A wide row to BF16. False, and nothing converted, where a value is NaN or a scale not normal.
-ENGRAM_INLINE_GFNI bool convert_normal(const Row& row, __m512i* out) {
-  const __m512i unpack_order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m512i roll = _mm512_set1_epi64(bit_matrix({7, 0, 1, 2, 3, 4, 5, 6}));
-  __m512i rolled[kWideRowLines];
-  __m512i largest = _mm512_setzero_si512();
-  for (int i = 0; i < kWideRowLines; ++i) {
-    const __m512i bytes = _mm512_loadu_si512(row.values + i * kCacheLine);
-    const __m512i ordered = _mm512_maskz_permutexvar_epi64(0xFF, unpack_order, bytes);
-    rolled[i] = _mm512_gf2p8affine_epi64_epi8(ordered, roll, 0);
-    largest = _mm512_max_epu8(largest, rolled[i]);
-  }
-  const __m512i scales = _mm512_set1_epi64(scales_of(row));
-  const __m512i below_highest = _mm512_sub_epi8(bytes_of(kHighestNormalScale), scales);
-  constexpr int kNumNormal = kHighestNormalScale - kLowestNormalScale + 1;
-  const __m512i odd = _mm512_adds_epu8(below_highest, bytes_of(kRolledNan - kNumNormal));
-  if (_mm512_cmpge_epu8_mask(_mm512_max_epu8(largest, odd), bytes_of(kRolledNan)) != 0) {
-    return false;
-  }
-
-  const __m512i field_bits = _mm512_set1_epi64(bit_matrix({4, 5, 6, 7, -1, -1, -1, -1}));
-  const __m512i mantissa_bits = _mm512_set1_epi64(bit_matrix({0, -1, -1, -1, -1, 1, 2, 3}));
-  const __m512i lowered_by = _mm512_sub_epi8(bytes_of(kUnscaled), scales);
-  const __m512i two_blocks = _mm512_maskz_unpacklo_epi64(0xFF, bytes_of(0), bytes_of(1));
-  for (int i = 0; i < kWideRowLines; ++i) {
-    const __mmask64 subnormal = _mm512_testn_epi8_mask(rolled[i], bytes_of(0xF0));  // no eeee
-    __m512i field = _mm512_gf2p8affine_epi64_epi8(rolled[i], field_bits, kFieldBase);
-    field = _mm512_mask_shuffle_epi8(field, subnormal, each_lane(kSubnormals.fields), rolled[i]);
-    __m512i mantissa = _mm512_gf2p8affine_epi64_epi8(rolled[i], mantissa_bits, 0);
-    mantissa =
-        _mm512_mask_shuffle_epi8(mantissa, subnormal, each_lane(kSubnormals.mantissas), rolled[i]);
-    const __m512i blocks = _mm512_add_epi8(two_blocks, bytes_of(2 * i));
-    const __m512i exponent = _mm512_subs_epu8(field, _mm512_shuffle_epi8(lowered_by, blocks));
-    const __m512i low = _mm512_unpacklo_epi8(mantissa, exponent);
-    const __m512i high = _mm512_unpackhi_epi8(mantissa, exponent);
-    out[2 * i] = _mm512_shrdi_epi16(low, low, 1);
-    out[2 * i + 1] = _mm512_shrdi_epi16(high, high, 1);
-  }
-  return true;
-}
-
-[[gnu::noinline]] void convert_any(Row row, uint16_t* out) {
-  convert_rows_avx512(&row, 1, kWideRow, out);
-}
-
-template <typename Stream>
-ENGRAM_INLINE_GFNI void put_bf16(const Row& row, Stream& out) {
-  __m512i lines[2 * kWideRowLines];
-  if (row.values == nullptr || !convert_normal(row, lines)) {
-    alignas(kCacheLine) uint16_t converted[kWideRow];
-    convert_any(row, converted);
-    memcpy(lines, converted, sizeof(lines));
-  }
-  for (const __m512i line : lines) out.put(line);
-}
-
-template <typename Stream>
-ENGRAM_INLINE_GFNI void put_packed(const Row& row, Stream& out) {
-  const bool is_there = row.values != nullptr;
-  for (int i = 0; i < kWideRow; i += kCacheLine) {
-    out.put(is_there ? _mm512_loadu_si512(row.values + i) : _mm512_setzero_si512());
-  }
-  out.put(is_there ? scales_of(row) : 0);
-}
-
-//! Wide rows of tokens [begin, end), each written before the next is looked at. NOTE: small and all
-//! inlined, for the fewer instructions a row takes, the further ahead the processor asks for rows.
-template <bool kPacked, typename Stream>
-ENGRAM_TARGET_GFNI void lookup_wide_range(const engram_lookup_args& args, int64_t begin,
-                                          int64_t end) {
-  constexpr int kRowBytes = kPacked ? packed_row_bytes(kWideRow) : 2 * kWideRow;
-  const int64_t first = row_offset(begin, args.num_columns);
-  const int64_t last = row_offset(end, args.num_columns);
-  Stream out(static_cast<uint8_t*>(args.out) + row_offset(first, kRowBytes));
-  Row window[kPagesAhead];
-  RowWindow rows(args, kWideRow, begin, end, window);
-  for (int64_t index = first; index < last; ++index) {
-    if constexpr (kPacked) {
-      put_packed(rows.take(), out);
-    } else {
-      put_bf16(rows.take(), out);
-    }
-  }
-  out.finish();
-}
-#endif
-
-using LookupRange = void (*)(const engram_lookup_args& args, int64_t begin, int64_t end);
-
 LookupRange fastest_lookup_range(const engram_lookup_args& args) {
-  const bool bf16 = args.form == ENGRAM_ROWS_BF16;
-#if defined(__x86_64__)
-  const bool packed = args.form == ENGRAM_ROWS_PACKED;
-  if ((packed || bf16) && args.head_dim == kWideRow && has_avx512_gfni()) {
-    const bool aligned = reinterpret_cast<uintptr_t>(args.out) % sizeof(int64_t) == 0;
-    if (aligned && is_streamed(args)) {
-      return packed ? lookup_wide_range<true, LineStream> : lookup_wide_range<false, LineStream>;
-    }
-    return packed ? lookup_wide_range<true, CachedStream> : lookup_wide_range<false, CachedStream>;
-  }
-#endif
-  return bf16 ? lookup_range<Bf16Writer> : lookup_range<ByteWriter>;
+  if (const LookupRange wide = wide_lookup_range(args)) return wide;
+  return args.form == ENGRAM_ROWS_BF16 ? lookup_range<Bf16Writer> : lookup_range<ByteWriter>;
 }
 
 }  // namespace
