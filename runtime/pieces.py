@@ -10,6 +10,7 @@ with and wherever the text was cut.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,10 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.model import hidden_name, hidden_out_name
 from trtllm_engram.plugins.errors import InputError
 
 from .engine_session import EngineSession
+from .metrics import Metrics
 from .session import EngramSession, Step
 
 Host = npt.NDArray[Any]
@@ -70,12 +73,18 @@ class _Pack:
 
 
 class Executor:
-    """Runs pieces with eager ops, at most max_tokens tokens and max_pieces pieces at a time."""
+    """Runs pieces with eager ops, at most max_tokens tokens and max_pieces pieces at a time.
+    Counts its lookups in `metrics`."""
 
     def __init__(
-        self, session: EngramSession, max_tokens: int = 8192, max_pieces: int = 1024
+        self,
+        session: EngramSession,
+        max_tokens: int = 8192,
+        max_pieces: int = 1024,
+        metrics: Metrics | None = None,
     ) -> None:
         self.session = session
+        self.metrics = metrics or Metrics()
         self.max_tokens = max_tokens
         self.max_pieces = max_pieces
 
@@ -115,16 +124,23 @@ class Executor:
 
     def _run(self, pack: _Pack, with_rows: bool) -> Made:
         session, step = self.session, self._step(pack)
+        hash_ids = session.to_host(step.hash_ids)
         rows, hidden = {}, {}
-        for layer_id in session.config.layer_ids:
-            found = session.rows(layer_id, step) if with_rows or pack.hidden else None
+        for layer_id in session.config.layer_ids if with_rows or pack.hidden else ():
+            started = time.perf_counter()
+            found = session.rows(layer_id, step)
+            self._count(layer_id, hash_ids, time.perf_counter() - started)
             if with_rows:
                 rows[layer_id] = session.to_host(found)
             if pack.hidden:
                 given = session.to_device(pack.hidden[layer_id])
                 kv = session.project(layer_id, found)
                 hidden[layer_id] = session.to_host(session.gate(layer_id, given, kv))
-        return Made(session.to_host(step.hash_ids), rows, hidden)
+        return Made(hash_ids, rows, hidden)
+
+    def _count(self, layer_id: int, hash_ids: Host, seconds: float | None) -> None:
+        index = self.session.config.layer_ids.index(layer_id)
+        self.metrics.count_lookup(table_name(layer_id), hash_ids[:, index], seconds)
 
     def _step(self, pack: _Pack) -> Step:
         return self.session.hash(pack.token_ids, pack.positions, pack.cu_seqlens, pack.lookback_ids)
@@ -136,7 +152,9 @@ class EngineExecutor(Executor):
     session is on the engine's GPU, with the tables that the engine is bound to.
     """
 
-    def __init__(self, session: EngramSession, engine: EngineSession) -> None:
+    def __init__(
+        self, session: EngramSession, engine: EngineSession, metrics: Metrics | None = None
+    ) -> None:
         inputs = engine.engine.inputs
         if "lookback_ids" not in inputs:
             raise InputError(
@@ -146,7 +164,7 @@ class EngineExecutor(Executor):
         last = engine.engine.num_profiles - 1
         (max_tokens,) = engine.engine.shape_range("token_ids", last)[1]
         max_pieces = engine.engine.shape_range("cu_seqlens", last)[1][0] - 1
-        super().__init__(session, max_tokens, max_pieces)
+        super().__init__(session, max_tokens, max_pieces, metrics)
         self._engine = engine
 
     def _run(self, pack: _Pack, with_rows: bool) -> Made:
@@ -161,6 +179,8 @@ class EngineExecutor(Executor):
         }
         inputs |= {hidden_name(layer_id): array for layer_id, array in pack.hidden.items()}
         outputs = self._engine.call(inputs)
+        for layer_id in pack.hidden:
+            self._count(layer_id, made.hash_ids, None)
         hidden = {layer_id: outputs[hidden_out_name(layer_id)] for layer_id in pack.hidden}
         return replace(made, hidden=hidden)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import site
 import subprocess
 import time
@@ -307,6 +308,41 @@ def test_one_bad_request_spoils_none_beside_it(server, store, expected):
         if error is None:
             wanted = expected["layers.5.hash_ids"]
             assert np.array_equal(result.as_numpy("hash_ids")[0, :, 1], wanted)
+
+
+def metric(server, name, **labels):
+    """Sum over the instances."""
+    lines = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", server.metrics(), re.MULTILINE)
+    wanted = {f'{key}="{value}"' for key, value in labels.items()}
+    return sum(float(value) for given, value in lines if wanted <= set(given.split(",")))
+
+
+def test_metrics_are_tritons_own(server, store, expected):
+    ids = ids_of(expected, store)
+    connection = server.connect("grpc")
+    model = {"model": "engram-1"}
+    names = ("lookups", "rows", "rows_unique", "lookup_seconds", "errors")
+
+    def look():
+        server_has = {name: metric(server, f"engram_{name}_total", **model) for name in names}
+        return server_has | {"in 5": metric(server, "engram_rows_total", table="engram_5", **model)}
+
+    before = look()
+    ask(connection, {"token_ids": ids[None]}, ["layers.5.rows"])
+    with pytest.raises(client("grpc").InferenceServerException):
+        ask(connection, {"token_ids": -1 - IDS}, ["layers.5.rows"])
+    made = {name: value - before[name] for name, value in look().items()}
+    unique = [np.unique(expected[f"layers.{layer}.hash_ids"]).size for layer in LAYERS]
+    assert made.pop("lookup_seconds") > 0
+    assert made == {
+        "lookups": 2,
+        "rows": 2 * ids.size * 4,
+        "rows_unique": sum(unique),
+        "errors": 1,
+        "in 5": ids.size * 4,
+    }
+    shared = metric(server, "engram_table_bytes", place="host", **model)
+    assert shared == 2 * table_bytes(store)  # as each of the two instances maps it
 
 
 def table_bytes(store):

@@ -20,10 +20,12 @@ from ..device_array import current_device
 from ..devices import choose_device, parse_device
 from ..engine import Engine
 from ..engine_session import EngineSession
+from ..metrics import FAILED, REFUSED, Metrics
 from ..pieces import EngineExecutor, Executor
 from ..session import EngramSession
 from ..store import Store, open_store
 from ..tables import Tables
+from .published import Published
 from .requests import Encode, Past, Reader, Request, outputs_of
 from .settings import Instance, Settings, parameters_of
 from .tensors import reads_text, to_tensor
@@ -57,6 +59,7 @@ class TritonPythonModel:
             try:
                 read[place] = self._read(request)
             except InputError as error:
+                self._executor.metrics.count_error(REFUSED)
                 responses[place] = _refused(error)
         for with_rows, with_hidden in ((False, False), (False, True), (True, False), (True, True)):
             places = [
@@ -68,11 +71,14 @@ class TritonPythonModel:
                 made = self._run([read[place] for place in places], with_rows)
             except _REFUSALS as error:
                 made = [_refused(error) for _ in places]
+                for _ in places:
+                    self._executor.metrics.count_error(FAILED)
             else:
                 for place in places:
                     self._keep(requests[place], read[place])
             for place, response in zip(places, made, strict=True):
                 responses[place] = response
+        self._published.update()
         return responses
 
     def finalize(self) -> None:
@@ -86,14 +92,17 @@ class TritonPythonModel:
         group = instance.table_group(settings.keeper)
         with contextlib.nullcontext() if ordinal is None else current_device(ordinal):
             self._tables = Tables.of_store(store, group=group, **settings.table)
+        metrics = Metrics()
+        metrics.note_tables(self._tables.describe())
+        self._published = Published(pb, metrics, instance.labels)
         session = EngramSession(store, device, self._tables)
         if settings.engine is None:
-            self._executor = Executor(session, settings.max_tokens)
+            self._executor = Executor(session, settings.max_tokens, metrics=metrics)
         elif ordinal is None:
             raise InputError("engine: expected instances on a GPU, found KIND_CPU")
         else:
             engine = EngineSession(Engine(settings.engine, ordinal), store)
-            self._executor = EngineExecutor(session, engine)
+            self._executor = EngineExecutor(session, engine, metrics)
         self._reader = Reader(
             store.config, store.token_map.size, _encoder(store), self._executor.check_size
         )

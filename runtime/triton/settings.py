@@ -92,6 +92,11 @@ class Instance:
             model=f"{args['model_name']}-{args['model_version']}",
         )
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of this instance's metrics."""
+        return {"model": self.model, "instance": str(self.rank)}
+
     def table_group(self, keeper: str | None) -> Group:
         """Triton starts all instances of a model together, so they bind as one group."""
         name = f"triton-{self.server}-{self.model}"
