@@ -171,7 +171,7 @@ class EngineExecutor(Executor):
         made = super()._run(replace(pack, hidden={}), with_rows)
         if not pack.hidden:
             return made
-        inputs = {
+        inputs: dict[str, Host] = {
             "token_ids": pack.token_ids,
             "positions": pack.positions,
             "cu_seqlens": pack.cu_seqlens,

@@ -174,6 +174,8 @@ BAD = {
     "run: hidden": ("run", "store", "--text", "text", "--output", "new", "--hidden", "text"),
     "bench: name": ("bench", "frobnicate"),
     "bench: size": ("bench", "ops", "--table-gb", "-1"),
+    "bench: seconds": ("bench", "serving", "--seconds", "0.1"),
+    "bench: seconds of ops": ("bench", "ops", "--seconds", "9"),
     "bench: folder": ("bench", "ops", "--table-gb", "0.001", "--dir", "nowhere"),
     "triton: no store": ("triton", "checkpoint", "--model-repository", "new"),
     "triton: no repository": ("triton", "store"),

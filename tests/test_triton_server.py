@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -23,6 +24,7 @@ from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.runtime import Group, Tables, open_store
 from trtllm_engram.runtime.cli import main
 from trtllm_engram.runtime.hidden import SeededHidden
+from trtllm_engram.runtime.pieces import Piece
 from trtllm_engram.runtime.text import encode
 
 pytestmark = [
@@ -381,6 +383,33 @@ def test_a_keepers_table_is_everybodys(server, store, folder):
     assert ask(connection, {"token_ids": IDS}, ["layers.1.rows"], "kept")
     assert sum(map(table_pss, stubs)) < 1.02 * table_bytes(store)
     connection.unload_model("kept")
+
+
+def bench(server, capsys, *options):
+    """`bench serving` for a second: (exit code, what it says)."""
+    client("http")
+    where = [f"--{protocol}={url}" for protocol, url in server.urls.items()]
+    words = ["--pid", server.process.pid, "--seconds", "1", "--json", *where, *options]
+    code = main(["bench", "serving", *map(str, words)])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_benchmark_checks_and_weighs(server, capsys):
+    code, found = bench(server, capsys, "--sequence-model", "turns")
+    assert (code, found["errors"]) == (0, [])
+    assert all(kind["requests"] > 0 for kind in found["kinds"])
+    assert len(found["kinds"]) == 5
+    assert found["memory"][-1]["pss"] == pytest.approx(server.pss(), rel=0.1)
+
+
+def test_the_benchmark_finds_a_wrong_bit(server, capsys, monkeypatch):
+    def wrong(piece):
+        return np.roll(piece.token_ids, 1)[: piece.lookback_ids.size]
+
+    monkeypatch.setattr(Piece, "next_lookback_ids", property(wrong))
+    code, found = bench(server, capsys)
+    assert code == 1
+    assert "next_lookback_ids: expected the reference's bits" in found["errors"][0]
 
 
 def test_unload_and_reload_leak_nothing(server, store, folder):

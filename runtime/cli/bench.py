@@ -25,7 +25,7 @@ from ..bench.measure import Measurement, machine_name
 from ..bench.ops import bench_hash, bench_lookup
 from ..bench.rivals import Rivals
 from ..figure import new_figure
-from . import console
+from . import bench_serving, console
 
 EXAMPLE = "trtllm-engram bench lookup --tokens 1,8192 --plot lookup.png"
 
@@ -40,6 +40,7 @@ _STYLES = {True: "green", False: "yellow", None: ""}  # of a target met, missed,
 _OPTIONS = {
     "ops": ("file_gb", "dir"),
     "tables": ("file_gb", "dir", "ranks", "memory"),
+    "serving": bench_serving.OPTIONS,
     "gpu": ("tokens", "rivals", "plot", "output"),
     "lookup": ("tokens", "rivals", "plot", "output", "place", "explain"),
 }
@@ -52,10 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "against cat and cp with a cold page cache.\n"
         "tables: shared tables' loading against dd from warm page cache to memory, the memory of\n"
         "all ranks against the table's, and how fast a rank attaches to a keeper.\n"
+        "serving: a mixed load on a running Triton server, every answer checked, and its memory.\n"
         f"{', '.join(GPU_BENCHES)}: one op on the GPU, CUDA-graph replays with a cold L2, against\n"
         "the time of an empty kernel and the measured read rate; gpu: all of these."
     )
-    names = ["ops", "tables", *GPU_BENCHES, "gpu"]
+    names = ["ops", "tables", "serving", *GPU_BENCHES, "gpu"]
     parser.add_argument(
         "name", metavar="NAME", choices=names, help=f"which benchmark: {', '.join(names)}"
     )
@@ -114,6 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="GPU: write the results there, where rows of other benchmarks stay",
     )
+    bench_serving.add_arguments(parser)
     console.add_json_option(parser)
 
 
@@ -136,12 +139,19 @@ def run(args: argparse.Namespace) -> int:
         ("--table-gb", args.table_gb, 0.001, 10_000),
         ("--file-gb", args.file_gb, 0.001, 10_000),
         ("--ranks", args.ranks, 1, 1024),
+        ("--seconds", args.seconds or 1, 1, 1e6),
     ):
         if not low <= value <= high:
             raise InputError(f"{name}: expected {low:g} to {high:g}, found {value:g}")
     if args.explain and args.place != "host":
         raise InputError(f"--explain: expected with --place host, found {args.place or 'device'}")
-    runners = {"ops": _run_ops, "tables": _run_tables, "gpu": _run_gpu, "lookup": _run_gpu}
+    runners = {
+        "ops": _run_ops,
+        "tables": _run_tables,
+        "serving": bench_serving.run,
+        "gpu": _run_gpu,
+        "lookup": _run_gpu,
+    }
     return runners[kind](args)
 
 

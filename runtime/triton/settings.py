@@ -34,7 +34,7 @@ class Settings:
     engine: str | None = None
     max_tokens: int = 8192
     keeper: str | None = None
-    table: dict[str, str] = field(default_factory=dict)
+    table: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_tokens < 2**31:

@@ -27,8 +27,8 @@ def to_array(tensor: Any) -> npt.NDArray[Any]:
     count = math.prod(found.shape)
     if count == 0:
         return np.empty(found.shape, dtype)
-    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(found.pointer)
-    return np.frombuffer(memory, np.uint8).copy().view(dtype).reshape(found.shape)
+    content = ctypes.string_at(found.pointer, count * dtype.itemsize)
+    return np.frombuffer(content, dtype).reshape(found.shape)
 
 
 def to_tensor(pb: Any, name: str, array: npt.NDArray[Any]) -> Any:
