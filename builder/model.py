@@ -5,8 +5,8 @@ token_ids               INT32 [T]
 positions               INT64 [T]
 cu_seqlens              INT32 [B+1]
 lookback_ids            INT32 [B, N-1], with history "explicit"
-layers.{i}.hidden       [T, hc_mult, hidden], for each layer
-layers.{i}.hidden_out   the same
+layers.{i}.hidden       [T, hc_mult, hidden], for each layer; with flat_hidden its values as [-1]
+layers.{i}.hidden_out   [T, hc_mult, hidden]
 next_lookback_ids       INT32 [B, N-1], with history "explicit": the next call's lookback_ids
 hash_ids                INT32 [T, L, C], with check_outputs
 layers.{i}.rows         BF16 [T, C*D], with check_outputs
@@ -14,6 +14,7 @@ layers.{i}.rows         BF16 [T, C*D], with check_outputs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from trtllm_engram.builder.graph import Graph
 from trtllm_engram.builder.layers import EngramLayer, ModelStore
 from trtllm_engram.plugins.errors import InputError
 
-TOKENS, BOUNDARIES, REQUESTS = "tokens", "boundaries", "requests"
+TOKENS, BOUNDARIES, REQUESTS, VALUES = "tokens", "boundaries", "requests", "values"
 HISTORIES = ("explicit", "whole_prompt")
 HIDDEN_DTYPES = ("bfloat16", "float16", "float32")
 
@@ -34,12 +35,14 @@ class ModelOptions:
     history: "explicit": lookback_ids holds the tokens before the call; "whole_prompt": no past.
     check_outputs: give out row ids and rows too, for `compare`.
     prefetch: look all layers' rows up on a side stream, as soon as there are row ids.
+    flat_hidden: residual streams come without their shape, as Triton joins those of a batch.
     """
 
     hidden_dtype: str = "bfloat16"
     history: str = "explicit"
     check_outputs: bool = False
     prefetch: bool = False
+    flat_hidden: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("hidden_dtype", HIDDEN_DTYPES), ("history", HISTORIES)):
@@ -79,15 +82,18 @@ def add_model(
         )
     )
     if options.check_outputs:
-        shape = (TOKENS, config.num_layers, config.num_columns)
-        graph.output("hash_ids", hashed[0], "int32", shape)
+        columns = (TOKENS, config.num_layers, config.num_columns)
+        graph.output("hash_ids", hashed[0], "int32", columns)
     residual = (TOKENS, config.hc_mult, config.hidden_size)
     started = {
         layer.layer_id: layer.prefetch(graph, hashed[0]) if options.prefetch else ()
         for layer in layers
     }
     for layer in layers:
-        hidden = graph.input(hidden_name(layer.layer_id), options.hidden_dtype, residual)
+        shape = (VALUES,) if options.flat_hidden else residual
+        hidden = graph.input(hidden_name(layer.layer_id), options.hidden_dtype, shape)
+        if options.flat_hidden:
+            hidden = graph.reshape(hidden, (-1, config.hc_mult, config.hidden_size))
         made = layer(graph, hashed[0], hidden, prefetched=started[layer.layer_id])
         if options.check_outputs:
             rows_shape = (TOKENS, config.row_dim)
@@ -103,7 +109,9 @@ def input_shapes(
 ) -> Mapping[str, tuple[int, ...]]:
     """The shape of every input for a call with so many tokens and requests."""
     config = store.config
-    residual = (num_tokens, config.hc_mult, config.hidden_size)
+    residual: tuple[int, ...] = (num_tokens, config.hc_mult, config.hidden_size)
+    if options.flat_hidden:
+        residual = (math.prod(residual),)
     shapes: dict[str, tuple[int, ...]] = {
         "token_ids": (num_tokens,),
         "positions": (num_tokens,),

@@ -205,6 +205,13 @@ def project(
     return add(network, nodes.project_node(x, weight, scale, weight_layout), name)[0]
 
 
+def reshape(network: Network, x: ITensor, dims: Sequence[int]) -> ITensor:
+    """The same values in another shape, one of whose sizes may be -1: what is left."""
+    layer = network.add_shuffle(x)
+    layer.reshape_dims = tuple(dims)
+    return layer.get_output(0)
+
+
 def project_bf16(network: Network, x: ITensor, weight: Host, scale: Host) -> ITensor:
     """The same by TensorRT's own matrix product, from the weight in BF16 (twice the bytes)."""
     return matmul(network, x, constant(network, nodes.dequantize(weight, scale)))

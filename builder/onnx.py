@@ -91,6 +91,11 @@ class OnnxGraph:
         fields = {"plugin_version": VERSION, "plugin_namespace": NAMESPACE, **node.fields}
         return self._add(node.op, node.inputs, node.outputs, domain=DOMAIN, **fields)
 
+    def reshape(self, x: str, dims: Sequence[int]) -> str:
+        return self._add("Reshape", {"data": x, "shape": np.array(dims, np.int64)}, ("reshaped",))[
+            0
+        ]
+
     def project_bf16(self, x: str, weight: Host, scale: Host) -> str:
         wide = np.ascontiguousarray(nodes.dequantize(weight, scale).T)
         return self._add("MatMul", {"x": x, "weight": wide}, ("kv",))[0]

@@ -35,7 +35,7 @@ from trtllm_engram.plugins.errors import InputError
 
 CONFIG_FILE = "config.pbtxt"
 TYPES = dict(zip(HIDDEN_DTYPES, ("TYPE_BF16", "TYPE_FP16", "TYPE_FP32"), strict=True))
-MODEL_FILE = '''\
+MODEL_PY = '''\
 # SPDX-License-Identifier: Apache-2.0
 """Engram in Triton's Python backend; config.pbtxt has its inputs, outputs and parameters."""
 
@@ -76,9 +76,9 @@ class Serving:
                 raise InputError(f"{key}: expected 1 to {2**31 - 1}, found {getattr(self, key)}")
 
     def instance_group(self) -> Message:
-        if not self.gpus:
-            return {"kind": Word("KIND_CPU"), "count": self.instances}
-        return {"kind": Word("KIND_GPU"), "count": self.instances, "gpus": list(self.gpus)}
+        kind = Word("KIND_GPU" if self.gpus else "KIND_CPU")
+        gpus = {"gpus": list(self.gpus)} if self.gpus else {}
+        return {"kind": kind, "count": self.instances, **gpus}
 
 
 def python_config(config: EngramConfig, serving: Serving) -> Message:
@@ -93,19 +93,19 @@ def python_config(config: EngramConfig, serving: Serving) -> Message:
         inputs.append(_input("position", "TYPE_INT64", [1]))
     inputs += [_input(hidden_name(layer), hidden, residual) for layer in config.layer_ids]
     columns = [-1, config.num_layers, config.num_columns]
-    outputs = [_tensor("hash_ids", "TYPE_INT32", columns)]
+    outputs = [tensor("hash_ids", "TYPE_INT32", columns)]
     for layer in config.layer_ids:
-        outputs.append(_tensor(rows_name(layer), "TYPE_BF16", [-1, config.row_dim]))
-        outputs.append(_tensor(hidden_out_name(layer), hidden, residual))
+        outputs.append(tensor(rows_name(layer), "TYPE_BF16", [-1, config.row_dim]))
+        outputs.append(tensor(hidden_out_name(layer), hidden, residual))
     if not serving.sequences:
-        outputs.append(_tensor("next_lookback_ids", "TYPE_INT32", window))
+        outputs.append(tensor("next_lookback_ids", "TYPE_INT32", window))
     return {
         "backend": "python",
         "max_batch_size": serving.max_batch,
         "input": inputs,
         "output": outputs,
         "instance_group": [serving.instance_group()],
-        **(_sequence_batching() if serving.sequences else {"dynamic_batching": {}}),
+        **(sequence_batching() if serving.sequences else {"dynamic_batching": {}}),
         "parameters": _parameters(serving.parameters),
     }
 
@@ -113,39 +113,42 @@ def python_config(config: EngramConfig, serving: Serving) -> Message:
 def write_model(
     repository: str | os.PathLike[str], name: str, config: Message, files: Mapping[str, bytes]
 ) -> Path:
-    """Writes repository/name, a new model of version 1 with these files, whole or not at all;
-    config.pbtxt comes last."""
+    """Writes repository/name, a new model with these files by their paths in its folder ("1" is its
+    version), whole or not at all; config.pbtxt comes last."""
     if name in ("", ".", "..") or any(sign in name for sign in "/\0"):
         raise InputError(f"--name: expected a folder's name, found {name!r}")
     folder = Path(repository) / name
     with new_folder(folder), writing(folder):
-        version = folder / "1"
-        version.mkdir()
-        for file_name, content in files.items():
-            (version / file_name).write_bytes(content)
-            sync(version / file_name)
+        for path, content in files.items():
+            file = folder / path
+            file.parent.mkdir(exist_ok=True)
+            file.touch(mode=0o644)  # the tables' file may be written by its owner alone
+            file.write_bytes(content)
+            sync(file)
         (folder / CONFIG_FILE).write_text(to_pbtxt(config), encoding="utf-8")
         sync(folder / CONFIG_FILE)
         sync(folder)
     return folder
 
 
-def _tensor(name: str, data_type: str, dims: list[int]) -> Message:
+def tensor(name: str, data_type: str, dims: list[int]) -> Message:
+    """An input, or an output."""
     return {"name": name, "data_type": Word(data_type), "dims": dims}
 
 
 def _input(name: str, data_type: str, dims: list[int]) -> Message:
     """An input that requests may leave out, and whose sizes differ between those of a batch."""
     ragged = {"allow_ragged_batch": True} if -1 in dims else {}
-    return _tensor(name, data_type, dims) | ragged | {"optional": True}
+    return tensor(name, data_type, dims) | ragged | {"optional": True}
 
 
-def _sequence_batching() -> Message:
-    strategy = {"max_candidate_sequences": _MAX_SEQUENCES}
+def sequence_batching(**others: Any) -> Message:
+    """The field of models that keep sequences."""
     return {
         "sequence_batching": {
             "max_sequence_idle_microseconds": _IDLE_MICROSECONDS,
-            "oldest": strategy,
+            "oldest": {"max_candidate_sequences": _MAX_SEQUENCES},
+            **others,
         }
     }
 

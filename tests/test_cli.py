@@ -115,6 +115,7 @@ def test_version_without_a_library(run, monkeypatch):
 
 
 RUN = ("run", "store", "--ids", "ids", "--output")
+ENGINE = ("--form", "tensorrt", "--engine", "text")
 TRITON = ("triton", "store", "--model-repository", "new")
 BAD = {
     "no command": ("",),
@@ -185,6 +186,10 @@ BAD = {
     "triton: device": (*TRITON, "--device", "tpu"),
     "triton: keeper": (*TRITON, "--keeper", "flash"),
     "triton: engine on the CPU": (*TRITON, "--engine", "text", "--device", "cpu"),
+    "triton: no engine": (*TRITON, "--form", "tensorrt"),
+    "triton: tensorrt on the CPU": (*TRITON, *ENGINE, "--device", "cpu"),
+    "triton: tensorrt without text": (*TRITON, *ENGINE, "--no-text"),
+    "triton: engine missing": (*TRITON, "--form", "tensorrt", "--engine", "nowhere"),
     "size: no config": ("size", "text"),
     "size: number": ("size", "checkpoint", "--ram", "-2"),
     "demo: folder in use": ("demo", "--keep", "store"),

@@ -80,6 +80,24 @@ def test_whole_prompts(store):
 
 
 @on_gpu
+def test_flat_residual_streams(store, engine):
+    """As Triton joins those of a batch: the same bits come out."""
+    from trtllm_engram.runtime.engine import Engine
+
+    options = ModelOptions(check_outputs=True, flat_hidden=True)
+    flat = Engine(build_plan(store, "flat.plan", options))
+    for size in ((0, 1), (1, 1), (37, 3)):
+        feed = feed_of(store, *size)
+        found = run(flat, {name: flattened(name, array) for name, array in feed.items()})
+        for name, array in run(engine, feed).items():
+            np.testing.assert_array_equal(bits(found[name]), bits(array), err_msg=name)
+
+
+def flattened(name, array):
+    return array.reshape(-1) if name.endswith(".hidden") else array
+
+
+@on_gpu
 @pytest.mark.unsanitized
 @pytest.mark.parametrize(("projection", "limit"), [("tensorrt", 2.0), ("fp8", 64.0)])
 def test_other_projections(store, projection, limit):

@@ -40,6 +40,22 @@ def constants(model):
     return arrays
 
 
+def test_flat_residual_streams(store, tmp_path):
+    """The inputs have lost their shape, which a Reshape gives back; the outputs have it."""
+    model = export(store, tmp_path / "m.onnx", options=ModelOptions(flat_hidden=True))
+    sizes = {
+        value.name: [one.dim_value or one.dim_param for one in value.type.tensor_type.shape.dim]
+        for value in [*model.graph.input, *model.graph.output]
+    }
+    residual = [store.config.hc_mult, store.config.hidden_size]
+    for layer in store.config.layer_ids:
+        assert sizes[f"layers.{layer}.hidden"] == ["values"]
+        assert sizes[f"layers.{layer}.hidden_out"] == ["tokens", *residual]
+    shapes = constants(model)
+    reshapes = [node for node in model.graph.node if node.op_type == "Reshape"]
+    assert [shapes[node.input[1]].tolist() for node in reshapes] == [[-1, *residual]] * 2
+
+
 def test_whole_model(store, tmp_path):
     model = export(store, tmp_path / "m.onnx", options=ModelOptions(check_outputs=True))
     assert [value.name for value in model.graph.input] == [

@@ -15,9 +15,12 @@ from command_line import only_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtllm_engram.builder.model import ModelOptions, input_shapes
 from trtllm_engram.builder.pbtxt import Word, to_pbtxt
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.builder.triton import Serving, python_config
+from trtllm_engram.builder.triton_tensorrt import no_past, tensorrt_config
+from trtllm_engram.plugins import library_path
 from trtllm_engram.runtime import Tables, open_store
 from trtllm_engram.runtime.hidden import SeededHidden
 from trtllm_engram.runtime.pieces import Executor, Piece
@@ -71,6 +74,50 @@ def test_a_repository(run, files):
     compile((files / "models/engram/1/model.py").read_text(), "model.py", "exec")
     config = (files / "models/engram/config.pbtxt").read_text()
     assert f'string_value: "{files}/store"' in config
+
+
+TENSORRT = ("--form", "tensorrt", "--engine", "text")
+
+
+def test_a_repository_of_the_tensorrt_form(run, files):
+    words = ("triton", "store", "--model-repository", "trt", "--device", "cuda:1,cuda:3")
+    code, out, _ = run(*words, *TENSORRT, "--numa", "interleave", "--json")
+    assert code == 0
+    assert names_below(files / "trt/engram") == [
+        "1",
+        "1/model.plan",
+        "config.pbtxt",
+        "initial_state",
+        "initial_state/no_past",
+        "tables.toml",
+    ]
+    assert (files / "trt/engram/1/model.plan").read_bytes() == (files / "text").read_bytes()
+    tables = files / "trt/engram/tables.toml"
+    launch = json.loads(out)["launch"]
+    assert launch.startswith(f"TRTLLM_ENGRAM_TABLES='{tables}' tritonserver ")
+    assert launch.endswith(f"--backend-config=tensorrt,plugins={library_path()}")
+    with Tables.from_toml(tables) as bound:
+        described = bound.describe()
+    assert {name: one["layer"] for name, one in described.items()} == {"engram_1": 1, "engram_5": 5}
+    assert {one["numa"] for one in described.values()} == {"interleave"}
+
+
+def test_tensorrt_config(store):
+    """Every input of an engine of `build --flat-hidden` has its place, in graphs too."""
+    alone = tensorrt_config(store.config, Serving(gpus=(0,), max_batch=8))
+    kept = tensorrt_config(store.config, Serving(gpus=(0,), max_batch=8, sequences=True))
+    options = ModelOptions(flat_hidden=True)
+    for size, graph in zip((1, 8), alone["optimization"]["cuda"]["graph_spec"], strict=True):
+        shapes = input_shapes(store, options, size, size)
+        batched = {"lookback_ids"}  # its first dimension is the batch's
+        expected = {name: list(shape[name in batched :]) for name, shape in shapes.items()}
+        assert {one["key"]: one["value"]["dim"] for one in graph["input"]} == expected
+        assert graph["batch_size"] == size
+    assert names(alone, "input")[-1] == "lookback_ids"
+    assert "lookback_ids" not in names(kept, "input")
+    (state,) = kept["sequence_batching"]["state"]
+    assert (state["input_name"], state["output_name"]) == ("lookback_ids", "next_lookback_ids")
+    assert no_past(store.config) == np.array([-1, -1], np.int32).tobytes()
 
 
 def test_a_model_of_a_name_that_is_taken_is_refused(run, files):

@@ -458,6 +458,34 @@ def test_a_model_without_its_store_is_unavailable(server, store, folder):
     assert ask(connection, {"token_ids": IDS}, ["hash_ids"])
 
 
+@pytest.mark.parametrize("options", [(), ("--sequences",)], ids=["alone", "sequences"])
+def test_the_server_understands_the_tensorrt_form(server, store, folder, options):
+    """Without a GPU: its TensorRT backend is not there, so what a server checks of a configuration
+    itself (batch inputs and outputs, states, graphs) is checked as a Python model's."""
+    name = "plan-" + "-".join(options or ["alone"])
+    (folder / "no.plan").write_bytes(b"")
+    words = ["--name", name, "--form", "tensorrt", "--engine", str(folder / "no.plan"), *options]
+    write_model(store, folder / "models", *words)
+    connection = server.connect("http")
+    with pytest.raises(client("http").InferenceServerException, match="backend 'tensorrt'"):
+        connection.load_model(name)
+    config = folder / "models" / name / "config.pbtxt"
+    text = config.read_text().replace('"tensorrt"', '"python"').replace("KIND_GPU", "KIND_CPU")
+    text = re.sub(r".*(gpus|profile|default_model_filename): .*\n", "", text)
+    config.write_text(text)
+    (config.parent / "1/model.py").write_text("class TritonPythonModel:\n    pass\n")
+    connection.load_model(name)
+    understood = connection.get_model_config(name)
+    assert understood["batch_input"][0]["target_name"] == ["cu_seqlens"]
+    assert [one["target_name"] for one in understood["batch_output"]] == [
+        [f"layers.{layer}.hidden_out"] for layer in LAYERS
+    ]
+    assert len(understood["optimization"]["cuda"]["graph_spec"]) == 2
+    states = understood.get("sequence_batching", {}).get("state", [])
+    assert [one["initial_state"][0]["data_file"] for one in states] == ["no_past"] * len(options)
+    connection.unload_model(name)
+
+
 def test_no_keeper_is_an_error_that_says_so(server, store, folder):
     options = ["--memory", "keeper", "--keeper", "nobody"]
     write_model(store, folder / "models", "--name", "unkept", *options)

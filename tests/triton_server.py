@@ -15,7 +15,7 @@ import sysconfig
 import time
 import urllib.request
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import trtllm_engram.runtime
 ROOT = Path(__file__).resolve().parents[1]
 TRITON = ROOT / ".triton"
 _SERVER = TRITON / "server/pytriton/tritonserver"
+BACKENDS = _SERVER / "backends"
 _TABLES = "trtllm-engram"  # in the names of shared tables' mappings
 _START_S = 120
 HOST = "127.0.0.1"
@@ -112,26 +113,33 @@ def _pss(pid: int, file: str, name: str) -> int:
 
 
 @contextlib.contextmanager
-def serve(repository: Path, python: Path, log: Path, *options: str) -> Iterator[Server]:
-    """Starts a server and waits until it answers; models that cannot be loaded do not end it."""
+def serve(
+    repository: Path,
+    python: Path,
+    log: Path,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Starts a server and waits until it answers; models that cannot be loaded do not end it.
+    environment: more variables; its LD_LIBRARY_PATH comes after the server's own."""
     ports = free_ports(3)
     names = ("http", "grpc", "metrics")
     where = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
     where += [f"--{name}-address={HOST}" for name in names]
     folders = [str(_SERVER.parents[1] / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
-    environment = os.environ | {
-        "PATH": f"{python}:{os.environ['PATH']}",
-        "LD_LIBRARY_PATH": ":".join(folders),
-    }
+    more = dict(environment or {})
+    folders += filter(None, [more.get("LD_LIBRARY_PATH")])
+    variables = os.environ | more
+    variables |= {"PATH": f"{python}:{os.environ['PATH']}", "LD_LIBRARY_PATH": ":".join(folders)}
     command = [
         *(str(_SERVER / "bin/tritonserver"), f"--model-repository={repository}"),
-        *(f"--backend-directory={_SERVER / 'backends'}", "--exit-on-error=false", *where),
+        *(f"--backend-directory={BACKENDS}", "--exit-on-error=false", *where),
         *("--strict-readiness=false", *options),
     ]
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+            command, stdout=output, stderr=subprocess.STDOUT, env=variables
         ) as process,
     ):
         server = Server(process, ports, log)

@@ -72,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="look all layers' rows up on a side stream, beside the layers before them",
     )
     parser.add_argument(
+        "--flat-hidden",
+        action="store_true",
+        help="take residual streams without their shape, for `triton --form tensorrt`",
+    )
+    parser.add_argument(
         "--projection",
         choices=tuple(PROJECTIONS),
         default="plugin",
@@ -98,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
             )
     store = open_store(args.store, checkpoint=args.checkpoint)
     store.check_output(args.output)
-    options = ModelOptions(args.hidden_dtype, args.history, args.check_outputs, args.prefetch)
+    options = ModelOptions(
+        args.hidden_dtype, args.history, args.check_outputs, args.prefetch, args.flat_hidden
+    )
     started = time.perf_counter()
     if args.onnx:
         onnx.export(store, args.output, options=options, projection=args.projection)

@@ -6,19 +6,33 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from trtllm_engram.builder.files import reading
+from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.model import HIDDEN_DTYPES
-from trtllm_engram.builder.triton import MODEL_FILE, Serving, python_config, write_model
+from trtllm_engram.builder.triton import MODEL_PY, Serving, python_config, write_model
+from trtllm_engram.builder.triton_tensorrt import (
+    NO_PAST_FILE,
+    PLAN_FILE,
+    TABLES_FILE,
+    no_past,
+    tensorrt_config,
+)
+from trtllm_engram.plugins import library_path
 from trtllm_engram.plugins.errors import InputError
 
 from ..devices import AUTO, choose_device, parse_device
-from ..store import open_store
+from ..group import Group
+from ..store import Store, open_store
+from ..tables import to_toml
 from ..triton.settings import Settings
 from . import console
 
 EXAMPLE = "trtllm-engram triton STORE --model-repository models"
 
+_MAX_TOKENS = 8192
 _TABLE_CHOICES = {
     "placement": ("host", "device", "device_sharded"),
     "scales": ("with_rows", "device"),
@@ -39,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="engram", help="of the model (default: engram)")
     parser.add_argument(
         "--engine", metavar="PLAN", type=Path, help="run an engine of `build` instead of the ops"
+    )
+    parser.add_argument(
+        "--form",
+        choices=("python", "tensorrt"),
+        default="python",
+        help="tensorrt: an engine of `build --flat-hidden` in Triton's TensorRT backend, with "
+        "CUDA graphs (default: python)",
     )
     parser.add_argument(
         "--sequences",
@@ -67,8 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         metavar="N",
         type=int,
-        default=8192,
-        help="tokens of a request (default: 8192; an engine's own hold)",
+        help=f"tokens of a request (default: {_MAX_TOKENS}; an engine's own hold)",
     )
     parser.add_argument(
         "--hidden-dtype",
@@ -86,9 +106,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    store = open_store(args.store, checkpoint=args.checkpoint)
     if args.keeper is not None and args.memory != "keeper":
         raise InputError(f"--keeper: expected with --memory keeper, found {args.memory or 'memfd'}")
+    write = {"python": _write_python, "tensorrt": _write_tensorrt}[args.form]
+    folder, launch = write(args, open_store(args.store, checkpoint=args.checkpoint))
+    if args.json:
+        console.print_json({"model": args.name, "folder": str(folder), "launch": launch})
+    else:
+        console.print_pairs([("model", str(folder)), ("launch", launch)])
+    return 0
+
+
+def _write_python(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
     gpus = _gpus(args.device)
     if args.engine is not None and not gpus:
         raise InputError(f"--engine: expected a GPU for --device, found {args.device}")
@@ -96,36 +125,69 @@ def run(args: argparse.Namespace) -> int:
         store=str(store.path.absolute()),
         checkpoint=None if args.checkpoint is None else str(Path(args.checkpoint).absolute()),
         engine=None if args.engine is None else str(args.engine.absolute()),
-        max_tokens=args.max_tokens,
+        max_tokens=args.max_tokens or _MAX_TOKENS,
         keeper=args.keeper,
-        table={
-            name: getattr(args, name)
-            for name in (*_TABLE_CHOICES, "numa")
-            if getattr(args, name) is not None
-        },
+        table=_table_options(args),
     )
-    serving = Serving(
+    config = python_config(store.config, _serving(args, gpus, settings.parameters()))
+    files = {"1/model.py": MODEL_PY.encode()}
+    folder = write_model(args.model_repository, args.name, config, files)
+    python = Path(sys.executable).absolute().parent
+    return folder, f'PATH={shlex.quote(str(python))}:"$PATH" {_tritonserver(args)}'
+
+
+def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
+    if args.engine is None:
+        raise InputError("--form tensorrt: expected --engine PLAN, found none")
+    for name in ("no_text", "max_tokens"):
+        if getattr(args, name):
+            raise InputError(f"--{name.replace('_', '-')}: expected with --form python")
+    found = [parse_device("cuda:0" if one == AUTO else one) for one in args.device.split(",")]
+    gpus = [ordinal for ordinal in found if ordinal is not None]
+    if len(gpus) != len(found):
+        raise InputError(f"--device: expected GPUs with --form tensorrt, found {args.device}")
+    options = _table_options(args)
+    tables = {
+        table_name(layer): {"store": store, "layer": layer, **options}
+        for layer in store.config.layer_ids
+    }
+    group = None if args.keeper is None else Group(keeper=args.keeper)
+    with reading(args.engine):
+        plan = args.engine.read_bytes()
+    config = tensorrt_config(store.config, _serving(args, gpus, {}))
+    files = {
+        f"1/{PLAN_FILE}": plan,
+        NO_PAST_FILE: no_past(store.config),
+        TABLES_FILE: to_toml(tables, group).encode(),
+    }
+    folder = write_model(args.model_repository, args.name, config, files)
+    tables_file = shlex.quote(str((folder / TABLES_FILE).absolute()))
+    plugins = shlex.quote(f"tensorrt,plugins={library_path()}")
+    return folder, (
+        f"TRTLLM_ENGRAM_TABLES={tables_file} {_tritonserver(args)} --backend-config={plugins}"
+    )
+
+
+def _serving(args: argparse.Namespace, gpus: Sequence[int], parameters: dict[str, str]) -> Serving:
+    return Serving(
         gpus=gpus,
         instances=args.instances,
         max_batch=args.max_batch,
         sequences=args.sequences,
         text=not args.no_text,
         hidden_dtype=args.hidden_dtype,
-        parameters=settings.parameters(),
+        parameters=parameters,
     )
-    config = python_config(store.config, serving)
-    files = {"model.py": MODEL_FILE.encode()}
-    folder = write_model(args.model_repository, args.name, config, files)
-    python = Path(sys.executable).absolute().parent
-    launch = (
-        f'PATH={shlex.quote(str(python))}:"$PATH" tritonserver '
-        f"--model-repository={shlex.quote(str(args.model_repository.absolute()))}"
-    )
-    if args.json:
-        console.print_json({"model": args.name, "folder": str(folder), "launch": launch})
-    else:
-        console.print_pairs([("model", str(folder)), ("launch", launch)])
-    return 0
+
+
+def _table_options(args: argparse.Namespace) -> dict[str, str]:
+    options = {name: getattr(args, name) for name in (*_TABLE_CHOICES, "numa")}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _tritonserver(args: argparse.Namespace) -> str:
+    repository = shlex.quote(str(args.model_repository.absolute()))
+    return f"tritonserver --model-repository={repository}"
 
 
 def _gpus(devices: str) -> tuple[int, ...]:

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensorrt form on a GPU, in a real server with Triton's TensorRT backend.
+
+The backend is in no package: libtriton_tensorrt.so, built from its public sources of the server's
+release, is put into .triton/server/pytriton/tritonserver/backends/tensorrt/ by hand, and beside
+nvidia_pytriton.libs' libtritonserver a link of the name that it asks for (docs/serving.md).
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+
+import numpy as np
+import pytest
+from engine_cases import MAX_BATCH, MAX_TOKENS, build_plan, check
+from engines import on_gpu, small_store
+from triton_server import BACKENDS, client, make_python, serve
+
+from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
+from trtllm_engram.plugins import library_path
+from trtllm_engram.runtime.cli import main
+from trtllm_engram.runtime.hidden import SeededHidden
+from trtllm_engram.runtime.tensorrt_files import find_tensorrt
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.multiproc,
+    pytest.mark.unsanitized,
+    pytest.mark.xdist_group("triton"),
+    pytest.mark.skipif(
+        not (BACKENDS / "tensorrt/libtriton_tensorrt.so").exists(),
+        reason="this machine: no TensorRT backend in .triton/server (docs/serving.md)",
+    ),
+]
+LAYERS = (1, 5)
+TYPES = {"token_ids": "INT32", "positions": "INT64", "lookback_ids": "INT32"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("tensorrt"))
+
+
+@pytest.fixture(scope="module")
+def plan(store):
+    return build_plan(store, "flat.plan", ModelOptions(flat_hidden=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("served")
+
+
+def write_model(store, plan, repository, *options):
+    words = ["--model-repository", repository, "--form", "tensorrt", "--engine", plan]
+    words += ["--max-batch", MAX_BATCH, *options]
+    assert main(["triton", str(store.path), *map(str, words)]) == 0
+
+
+def environment(tables):
+    folders = [str(one.library.parent) for one in find_tensorrt()[:1]]
+    return {"TRTLLM_ENGRAM_TABLES": str(tables), "LD_LIBRARY_PATH": ":".join(folders)}
+
+
+def plugins(path):
+    return f"--backend-config=tensorrt,plugins={path}"
+
+
+@pytest.fixture(scope="module")
+def server(folder, store, plan):
+    """Two models on one table, of two instances each; `turns` keeps sequences."""
+    repository = folder / "models"
+    write_model(store, plan, repository, "--instances", "2")
+    write_model(store, plan, repository, "--name", "turns", "--sequences", "--instances", "2")
+    with serve(
+        repository,
+        make_python(folder / "python"),
+        folder / "log",
+        "--model-control-mode=explicit",
+        "--log-verbose=1",
+        plugins(library_path()),
+        environment=environment(repository / "engram/tables.toml"),
+    ) as server:
+        for name in ("engram", "turns"):
+            server.connect("grpc").load_model(name)
+        yield server
+
+
+def request(store, ids, start, lookback):
+    """A piece of a text, as a batch of one."""
+    source = SeededHidden(store.config)
+    stop = start + ids.size
+    hidden = {hidden_name(layer): source(layer, start, stop)[None] for layer in LAYERS}
+    positions = np.arange(start, stop)[None]
+    return {"token_ids": ids[None], "positions": positions, "lookback_ids": lookback, **hidden}
+
+
+def wrap(inputs):
+    tensors = []
+    for name, array in inputs.items():
+        tensor = client("grpc").InferInput(name, array.shape, TYPES.get(name, "BF16"))
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    return tensors
+
+
+def answered(store, inputs, result):
+    """Holds an answer's residual streams against the reference."""
+    feed = {name: array[0] for name, array in inputs.items() if name != "lookback_ids"}
+    feed["lookback_ids"] = inputs["lookback_ids"]
+    feed["cu_seqlens"] = np.array([0, feed["token_ids"].size], np.int32)
+    found = {}
+    for layer in LAYERS:
+        name = hidden_out_name(layer)
+        found[name] = result.as_numpy(name)[0].astype(inputs[hidden_name(layer)].dtype)
+    check(store, feed, found)
+
+
+def text_of(store, size, seed=0):
+    return np.random.default_rng(seed).integers(0, store.token_map.size, size, dtype=np.int32)
+
+
+NOTHING = np.full((1, 2), -1, np.int32)
+
+
+@on_gpu
+def test_requests_of_any_sizes_side_by_side(server, store):
+    connection, answers = server.connect("grpc"), queue.Queue()
+    sizes = [1 + number * 11 % MAX_TOKENS for number in range(40)]
+    asked = [request(store, text_of(store, size, size), 0, NOTHING) for size in sizes]
+    for number, inputs in enumerate(asked):
+        connection.async_infer(
+            "engram",
+            wrap(inputs),
+            lambda result, error, number=number: answers.put((number, result, error)),
+        )
+    for _ in asked:
+        number, result, error = answers.get(timeout=60)
+        assert error is None
+        answered(store, asked[number], result)
+
+
+@on_gpu
+def test_decode_steps_are_graph_launches(server, store):
+    connection = server.connect("grpc")
+    before = server.log().count("launching CUDA graph")
+    text, lookback = text_of(store, 40), NOTHING
+    for place in range(text.size):
+        inputs = request(store, text[place : place + 1], place, lookback)
+        result = connection.infer("engram", wrap(inputs))
+        answered(store, inputs, result)
+        lookback = result.as_numpy("next_lookback_ids")
+    assert server.log().count("launching CUDA graph") - before == text.size
+
+
+@on_gpu
+def test_sequences_interleaved(server, store):
+    connection = server.connect("grpc")
+    texts = {sequence: text_of(store, 30, sequence) for sequence in (1, 2, 3)}
+    at = dict.fromkeys(texts, 0)
+    lookbacks = dict.fromkeys(texts, NOTHING)
+    while min(at.values()) < 30:
+        for sequence, start in at.items():
+            ids = texts[sequence][start : start + sequence]
+            if not ids.size:
+                continue
+            inputs = request(store, ids, start, lookbacks[sequence])
+            result = connection.infer(
+                "turns",
+                wrap({name: one for name, one in inputs.items() if name != "lookback_ids"}),
+                sequence_id=sequence,
+                sequence_start=start == 0,
+                sequence_end=start + ids.size == 30,
+            )
+            answered(store, inputs, result)
+            lookbacks[sequence] = np.concatenate([ids[::-1], lookbacks[sequence][0]])[None, :2]
+            at[sequence] += ids.size
+
+
+@on_gpu
+def test_unload_and_reload(server, store):
+    connection = server.connect("grpc")
+    for _ in range(3):
+        connection.unload_model("engram")
+        connection.load_model("engram")
+        inputs = request(store, text_of(store, 9), 0, NOTHING)
+        answered(store, inputs, connection.infer("engram", wrap(inputs)))
+
+
+@on_gpu
+@pytest.mark.parametrize("missing", ["plugin", "table"])
+def test_what_is_missing_is_said_and_the_server_lives(tmp_path, store, plan, missing):
+    repository = tmp_path / "models"
+    write_model(store, plan, repository)
+    tables = repository / "engram/tables.toml"
+    options = [plugins(library_path())]
+    if missing == "plugin":
+        options = []
+    else:
+        tables.write_text(re.sub("engram_5", "another", tables.read_text()))
+    with serve(
+        repository,
+        make_python(tmp_path / "python"),
+        tmp_path / "log",
+        *options,
+        environment=environment(tables),
+    ) as server:
+        assert not server.connect("http").is_model_ready("engram")
+        assert server.process.poll() is None
+        assert ("EngramHash" if missing == "plugin" else "engram_5") in server.log()
