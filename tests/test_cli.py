@@ -63,7 +63,8 @@ def test_the_readme_lists_every_command():
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "CHANGELOG.md", "docs/performance.md", "docs/serving.md"]
+    "name",
+    ["README.md", "CHANGELOG.md", "docs/performance.md", "docs/scaling.md", "docs/serving.md"],
 )
 def test_lines_fit_100_columns(name):
     text = (ROOT / name).read_text(encoding="utf-8")
@@ -191,6 +192,8 @@ BAD = {
     "triton: tensorrt without text": (*TRITON, *ENGINE, "--no-text"),
     "triton: engine missing": (*TRITON, "--form", "tensorrt", "--engine", "nowhere"),
     "size: no config": ("size", "text"),
+    "size: nodes": ("size", "--nodes", "0"),
+    "size: disk": ("size", "--disk", "0"),
     "size: number": ("size", "checkpoint", "--ram", "-2"),
     "demo: folder in use": ("demo", "--keep", "store"),
 }

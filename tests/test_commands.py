@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 from checkpoints import names_below, shard_of, small_checkpoint
 from command_line import COMMAND, TEXT, only_line
 from safetensors.numpy import load_file, save_file
 
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.plugins import library_path
-from trtllm_engram.runtime import open_store, ops
+from trtllm_engram.runtime import open_store, ops, sizing
 from trtllm_engram.runtime.hidden import SeededHidden
 from trtllm_engram.runtime.session import EngramSession
 
@@ -194,17 +196,45 @@ def test_inspect_tells_what_it_is(run, files):
         assert out.splitlines()[0].split() == ["kind", kind]
 
 
+def test_size_of_many_nodes(run):
+    """The example of docs/scaling.md, word for word; without a model it is V4.1-Flash."""
+    text = (ROOT / "docs/scaling.md").read_text()
+    (words,) = re.findall(r"^    trtllm-engram (size .*)$", text, re.MULTILINE)
+    _, out, _ = run(*words.split())
+    printed = out[out.index("2 nodes") :].splitlines()
+    block = text[text.index("    2 nodes") : text.index("*load* is")]
+    assert [line.removeprefix("    ") for line in block.rstrip().splitlines()] == printed
+
+
+def test_size_stands_on_what_was_measured():
+    results = json.loads((ROOT / "docs/performance.json").read_text())
+    (lookup,) = [
+        one
+        for one in results
+        if (one["row"], one["T"], one["rival"]) == ("lookup to BF16", 8192, "vLLM")
+    ]
+    measured = lookup["T"] * 24 / (lookup["ours_us"] * 1e-6)
+    assert measured == pytest.approx(sizing.DEVICE_ROWS_PER_S, rel=0.05)
+    text = (ROOT / "docs/scaling.md").read_text()
+    rates = [float(one) for one in re.findall(r"\| ([0-9.]+e[0-9]+) \|$", text, re.MULTILINE)]
+    assert rates == [sizing.DEVICE_ROWS_PER_S, sizing.HOST_ROWS_PER_S]
+
+
 def test_size_of_the_true_model(run, files):
     golden = json.loads((ROOT / "runtime/data/golden_hash.json").read_text())
     (files / "true.json").write_text(json.dumps(golden["config"]))
     machine = ("--gpus", "8", "--gpu-memory", "141", "--ram", "200", "--numa-nodes", "2")
-    _, out, _ = run("size", "true.json", *machine, "--json")
+    _, out, _ = run("size", "true.json", *machine, "--disk", "2", "--json")
     placements = {one["name"]: one for one in json.loads(out)["placements"]}
     total = (384006168 + 384016682) * 264
     assert placements["host"]["ram_bytes"] == total
     assert placements["host, numa gpu"]["ram_bytes"] == 2 * total
     assert placements["host, memory private"]["ram_bytes"] == 8 * total
     assert placements["device_sharded"]["gpu_bytes"] == -(-total // 8)
+    assert placements["host"]["load_seconds"] == total / 2e9
+    assert placements["disk"]["load_seconds"] == 0
+    assert placements["device"]["tokens_per_s"] == sizing.DEVICE_ROWS_PER_S / 48
+    assert placements["device_sharded"]["tokens_per_s"] is None
     assert {name: one["fits"] for name, one in placements.items()} == {
         "host": False,
         "host, scales on GPU": True,

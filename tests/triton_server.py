@@ -27,6 +27,7 @@ _SERVER = TRITON / "server/pytriton/tritonserver"
 BACKENDS = _SERVER / "backends"
 _TABLES = "trtllm-engram"  # in the names of shared tables' mappings
 _START_S = 120
+_ANSWER_S = 240.0  # loading a model starts processes: a busy machine takes its time
 HOST = "127.0.0.1"
 
 
@@ -65,7 +66,8 @@ class Server:
 
     def connect(self, protocol: str) -> Any:
         """A client, closed with the server, which would wait for its end."""
-        connection = client(protocol).InferenceServerClient(self.urls[protocol])
+        options = {"network_timeout": _ANSWER_S} if protocol == "http" else {}
+        connection = client(protocol).InferenceServerClient(self.urls[protocol], **options)
         self._connections.append(connection)
         return connection
 
@@ -127,7 +129,7 @@ def serve(
     where = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
     where += [f"--{name}-address={HOST}" for name in names]
     folders = [str(_SERVER.parents[1] / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
-    more = dict(environment or {})
+    more = {"MALLOC_ARENA_MAX": "4", "MALLOC_MMAP_THRESHOLD_": "262144", **(environment or {})}
     folders += filter(None, [more.get("LD_LIBRARY_PATH")])
     variables = os.environ | more
     variables |= {"PATH": f"{python}:{os.environ['PATH']}", "LD_LIBRARY_PATH": ":".join(folders)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +32,9 @@ from ..store import Store, open_store
 from ..triton.settings import Settings
 
 SETTLED = 0.2  # of the time; from then on memory should not grow
+_WINDOW = 0.1  # of the time, over which memory is told: requests under way come and go
 _CALLS = 16  # of each kind, in turns
-_SAMPLES = 60  # of memory
+_SAMPLES = 600  # of memory
 _SERVER, _STUB = "tritonserver", "triton_python_b"
 _DATATYPES = {"int32": "INT32", "int64": "INT64", "bfloat16": "BF16", "object": "BYTES"}
 
@@ -152,9 +154,15 @@ def run_load(
 
 
 def growth(memory: Sequence[Memory]) -> float:
-    """Of PSS from when the load had settled to its end, as a share."""
-    settled = [one for one in memory if one.seconds >= SETTLED * memory[-1].seconds]
-    return settled[-1].pss / settled[0].pss - 1
+    """Of PSS from when the load had settled to its end, as a share; each the median of a while."""
+    end = memory[-1].seconds
+
+    def median(start: float) -> float:
+        stop = start + _WINDOW
+        found = [one.pss for one in memory if start * end <= one.seconds <= stop * end]
+        return statistics.median(found)
+
+    return median(1 - _WINDOW) / median(SETTLED) - 1
 
 
 class _Maker:

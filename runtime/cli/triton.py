@@ -33,6 +33,8 @@ from . import console
 EXAMPLE = "trtllm-engram triton STORE --model-repository models"
 
 _MAX_TOKENS = 8192
+# Of glibc: the server's many threads give large buffers back when they are done with them.
+_MALLOC = "MALLOC_ARENA_MAX=4 MALLOC_MMAP_THRESHOLD_=262144"
 _TABLE_CHOICES = {
     "placement": ("host", "device", "device_sharded"),
     "scales": ("with_rows", "device"),
@@ -132,8 +134,8 @@ def _write_python(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
     config = python_config(store.config, _serving(args, gpus, settings.parameters()))
     files = {"1/model.py": MODEL_PY.encode()}
     folder = write_model(args.model_repository, args.name, config, files)
-    python = Path(sys.executable).absolute().parent
-    return folder, f'PATH={shlex.quote(str(python))}:"$PATH" {_tritonserver(args)}'
+    python = shlex.quote(str(Path(sys.executable).absolute().parent))
+    return folder, f'{_MALLOC} PATH={python}:"$PATH" {_tritonserver(args)}'
 
 
 def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:

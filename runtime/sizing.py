@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes, load times and lookup rates of a model's tables, by placement, on nodes of some kind.
+
+A node is the unit: its ranks share a copy, or hold a part each, and nothing of a table is read from
+another node. So every node of several needs what one needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtllm_engram.builder import EngramConfig
+
+from .row import num_blocks, packed_row_bytes
+
+# Rows a second that one H200 looks up with 8192 tokens in a call, ids uniform (docs/scaling.md says
+# how they were measured).
+DEVICE_ROWS_PER_S = 3.83e9  # in its own memory
+HOST_ROWS_PER_S = 27.8e6  # in host memory over PCIe 5, row by row: a translation of 36 ns each
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of one kind."""
+
+    num_nodes: int
+    ram_bytes: int  # of each node
+    num_gpus: int  # of each node
+    gpu_bytes: int  # of each GPU
+    numa_nodes: int  # of each node
+    disk_bytes_per_s: float  # that a node reads the checkpoint at
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What one placement of all tables needs of every node, and what it gives.
+
+    load_seconds: reading the files, which no memory's speed limits; 0 where none are read.
+    tokens_per_s: of one GPU, through all layers, if it did nothing else; None: not measured.
+    """
+
+    name: str
+    what: str
+    ram_bytes: int
+    gpu_bytes: int  # of each GPU
+    fits: bool
+    load_seconds: float
+    tokens_per_s: float | None
+
+
+def placements(config: EngramConfig, nodes: Nodes) -> list[Placement]:
+    """Every placement, from the one that most nodes want."""
+    rows = sum(config.num_embeddings)
+    row_bytes, scale_bytes = packed_row_bytes(config.head_dim), num_blocks(config.head_dim)
+    table_bytes = rows * row_bytes
+    num_ranks = max(1, nodes.num_gpus)
+    share = -(-table_bytes // num_ranks)
+    rows_per_token = config.num_layers * config.num_columns
+
+    def placement(
+        name: str, what: str, ram_bytes: int, gpu_bytes: int, rows_per_s: float | None
+    ) -> Placement:
+        fits = ram_bytes <= nodes.ram_bytes and gpu_bytes <= nodes.gpu_bytes
+        measured = rows_per_s is not None and nodes.num_gpus > 0
+        return Placement(
+            name=name,
+            what=what,
+            ram_bytes=ram_bytes,
+            gpu_bytes=gpu_bytes,
+            fits=fits and (nodes.num_gpus > 0 or not gpu_bytes),
+            load_seconds=table_bytes / nodes.disk_bytes_per_s if ram_bytes or gpu_bytes else 0.0,
+            tokens_per_s=rows_per_s / rows_per_token if measured and rows_per_s else None,
+        )
+
+    host, device = HOST_ROWS_PER_S, DEVICE_ROWS_PER_S
+    return [
+        placement("host", "RAM, one copy for all ranks", table_bytes, 0, host),
+        placement(
+            "host, scales on GPU",
+            f"RAM, {scale_bytes} of {row_bytes} bytes in each GPU",
+            table_bytes - rows * scale_bytes,
+            rows * scale_bytes,
+            host,
+        ),
+        placement(
+            "host, numa gpu",
+            "RAM, a copy on each NUMA node",
+            table_bytes * nodes.numa_nodes,
+            0,
+            host,
+        ),
+        placement(
+            "host, memory private",
+            f"RAM, {num_ranks} copies, one a rank",
+            table_bytes * num_ranks,
+            0,
+            host,
+        ),
+        placement("device", "every GPU, a copy each", 0, table_bytes, device),
+        placement("device_sharded", "all GPUs of a node together", 0, share, None),
+        placement("disk", "the checkpoint's files", 0, 0, None),
+    ]
