@@ -41,13 +41,6 @@ void load_unit(const Unit& unit, const LoadOptions& options, std::atomic<bool>& 
   check_block(unit.reader->source(), unit.begin / kBlockBytes, sum.hex());
 }
 
-void check_sums(const Source& source) {
-  const int64_t num_blocks = ceil_div(source.file.num_bytes, kBlockBytes);
-  ENGRAM_CHECK(static_cast<int64_t>(source.file.block_sums.size()) == num_blocks, source.file.file,
-               ": ", source.name, ": expected ", num_blocks, " block sums to verify, found ",
-               source.file.block_sums.size());
-}
-
 }  // namespace
 
 SourceReader::SourceReader(const Source& source) : source_(source) {
@@ -66,6 +59,13 @@ void SourceReader::read(uint8_t* to, int64_t begin, int64_t num_bytes) const {
   } else {
     file_->read(to, num_bytes, source_.file.offset + begin);
   }
+}
+
+void check_sums(const Source& source) {
+  const int64_t num_blocks = ceil_div(source.file.num_bytes, kBlockBytes);
+  ENGRAM_CHECK(static_cast<int64_t>(source.file.block_sums.size()) == num_blocks, source.file.file,
+               ": ", source.name, ": expected ", num_blocks, " block sums to verify, found ",
+               source.file.block_sums.size());
 }
 
 void check_block(const Source& source, int64_t block_idx, const std::string& found_sum) {

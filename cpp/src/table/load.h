@@ -55,6 +55,9 @@ class SourceReader {
   std::unique_ptr<const StoreFile> file_;
 };
 
+//! Throws Error unless the source's file has a sum for each of its blocks.
+void check_sums(const Source& source);
+
 //! Throws Error, "FILE: block 3 of NAME (bytes A to B): expected sum X, found Y" with A and B
 //! places in the file, unless a whole block has the sum that the source says. Throws too where the
 //! source has no sum for it.

@@ -9,7 +9,6 @@
 
 #include "cuda_support.h"
 #include "engram/error.h"
-#include "engram/row.h"
 #include "table/block_sums.h"
 
 #if ENGRAM_CUDA
@@ -213,10 +212,7 @@ void upload([[maybe_unused]] const SourceReader& reader,
 #if ENGRAM_CUDA
   const Source& source = reader.source();
   if (source.formula) return fill(*source.formula, ranges, options);
-  const int64_t num_blocks = ceil_div(source.file.num_bytes, kBlockBytes);
-  if (options.verify && static_cast<int64_t>(source.file.block_sums.size()) != num_blocks) {
-    check_block(source, 0, "");  // throws, before anything is read
-  }
+  if (options.verify) check_sums(source);
   FileUpload(reader, ranges, options).run();
 #endif
 }
