@@ -20,29 +20,17 @@ HostArray::~HostArray() {
 
 void HostArray::enroll(int device, const std::function<bool()>& cancelled) {
   require_cuda(device);
-#if ENGRAM_CUDA
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
   const std::lock_guard lock(mutex_);
   if (registration_) return;
   registration_.emplace(*memory_, device, cancelled);
   // NOTE: not before, drivers register no memory that is read-only.
   if (memory_->access() == Access::kReadWrite) memory_->protect();
-#else
-  static_cast<void>(cancelled);
-#endif
 }
 
 const uint8_t* HostArray::on_device(int device) {
   enroll(device, {});
-#if ENGRAM_CUDA
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
   const std::lock_guard lock(mutex_);
   return registration_->on_device(device);
-#else
-  return nullptr;
-#endif
 }
 
 std::optional<double> HostArray::registered_seconds() const {
