@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -141,6 +142,7 @@ void GpuAddresses::map(int64_t begin, int64_t num_bytes, const GpuMemory& memory
 }
 
 void GpuAddresses::allow(int device) {
+  if (std::find(devices_.begin(), devices_.end(), device) != devices_.end()) return;
   devices_.reserve(devices_.size() + 1);
   CUmemAccessDesc access{};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

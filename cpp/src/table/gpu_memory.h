@@ -71,8 +71,8 @@ class GpuAddresses {
   uint8_t* data() const { return reinterpret_cast<uint8_t*>(address_); }
   //! Maps all of `memory`, which is num_bytes long, at offset `begin`. Throws Error.
   void map(int64_t begin, int64_t num_bytes, const GpuMemory& memory);
-  //! Once everything is mapped: lets a device read and write. Throws Error where it cannot reach
-  //! the memory of one of the GPUs.
+  //! Once everything is mapped: lets a device read and write, if it was not let before. Throws
+  //! Error where it cannot reach the memory of one of the GPUs.
   void allow(int device);
 
  private:

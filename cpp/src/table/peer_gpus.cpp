@@ -129,15 +129,16 @@ PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(devic
     part.fds.push_back(granule->descriptor());
     return part;
   });
+  std::vector<std::string> bus_ids;  // by rank
   for (const Group::Part& part : granules) {
-    bus_ids_.push_back(part.data.at("gpu").get<std::string>());
+    bus_ids.push_back(part.data.at("gpu").get<std::string>());
   }
   const std::vector<Group::Part> rooms = group.exchange("peers", [&](Group::Work&) {
     const OnGpu gpu(device);
     const std::string text = unreadable(granules, my_rank, device);
     if (!text.empty()) {
       throw Error(ENGRAM_CUDA_ERROR,
-                  concat("GPU ", bus_ids_[my_rank], " cannot read the memory of ", text));
+                  concat("GPU ", bus_ids[my_rank], " cannot read the memory of ", text));
     }
     size_t free_bytes = 0;
     size_t total_bytes = 0;
@@ -146,7 +147,7 @@ PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(devic
     part.data = {{"free", static_cast<int64_t>(free_bytes)}, {"needed", part_bytes}};
     return part;
   });
-  check_free(rooms, bus_ids_);
+  check_free(rooms, bus_ids);
 }
 
 #else

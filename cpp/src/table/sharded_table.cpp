@@ -51,10 +51,7 @@ class ShardedArray::Mapping {
 
   void allow(int reader) {
     const std::lock_guard lock(mutex_);
-    if (std::find(readers_.begin(), readers_.end(), reader) != readers_.end()) return;
-    readers_.reserve(readers_.size() + 1);
     addresses_->allow(reader);
-    readers_.push_back(reader);
   }
 
   const Parts parts;
@@ -101,7 +98,6 @@ class ShardedArray::Mapping {
   std::vector<std::vector<Parts::Run>> runs_;  // by rank
   std::unique_ptr<GpuAddresses> addresses_;
   std::mutex mutex_;
-  std::vector<int> readers_;
 };
 
 ShardedArray::ShardedArray(Group& group, const PeerGpus& gpus, Parts parts, std::string label)

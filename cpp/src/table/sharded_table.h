@@ -39,12 +39,9 @@ class PeerGpus {
   PeerGpus(Group& group, int device, int64_t part_bytes);
 
   int device() const { return device_; }
-  //! PCI bus ids, "0000:1B:00.0", by rank.
-  const std::vector<std::string>& bus_ids() const { return bus_ids_; }
 
  private:
   int device_;
-  std::vector<std::string> bus_ids_;
 };
 
 //! One array. Its end unmaps it here, and frees the memory that nobody else maps; the end of a
