@@ -83,6 +83,11 @@ struct stat stat_regular(const std::string& path) {
   return status;
 }
 
+int64_t nanoseconds(const timespec& time) {
+  return static_cast<int64_t>(static_cast<uint64_t>(time.tv_sec) * 1000000000 +
+                              static_cast<uint64_t>(time.tv_nsec));
+}
+
 void check_trusted_folder(const std::string& path) { check_trusted(path, stat_any(path)); }
 
 std::string read_trusted_text(const std::string& path, int64_t max_bytes) {

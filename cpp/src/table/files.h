@@ -37,6 +37,9 @@ class File {
 //! The status of a regular file, symlinks followed.
 struct stat stat_regular(const std::string& path);
 
+//! Past the year 2262 this wraps, which is another time than any of before.
+int64_t nanoseconds(const timespec& time);
+
 //! Refuses a folder that others than this user and root could write.
 void check_trusted_folder(const std::string& path);
 

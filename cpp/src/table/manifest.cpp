@@ -112,9 +112,7 @@ void check_file(const Fields& part, const std::string& file, const std::string& 
   ENGRAM_CHECK(status.st_size == part.integer("file_size"), file,
                ": changed since prepare: expected ", part.integer("file_size"), " bytes, found ",
                status.st_size);
-  // Past the year 2262 this wraps, which is another time stamp than any that prepare wrote.
-  const auto mtime_ns = static_cast<int64_t>(uint64_t(status.st_mtim.tv_sec) * 1000000000 +
-                                             uint64_t(status.st_mtim.tv_nsec));
+  const int64_t mtime_ns = nanoseconds(status.st_mtim);
   const int64_t prepared_ns = part.integer("mtime_ns", INT64_MIN);
   // A store's own files may be copied about, which changes their time stamps.
   ENGRAM_CHECK(part.text("root") == "store" || mtime_ns == prepared_ns, file,

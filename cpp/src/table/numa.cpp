@@ -14,6 +14,7 @@
 
 #include "cuda_support.h"
 #include "engram/error.h"
+#include "table/pages.h"
 
 namespace engram {
 namespace {
@@ -149,7 +150,6 @@ void check_numa_policy(const NumaPolicy& policy) {
 
 void set_numa_policy(uint8_t* begin, int64_t num_bytes, const NumaPolicy& policy) {
   check_numa_policy(policy);
-  const std::vector<int> nodes = allowed_nodes();
   // One node has all pages whatever the policy; containers often forbid the call.
   if (policy.kind == NumaPolicy::kDefault || memory_nodes().size() == 1) return;
   int mode = kLocalMode;
@@ -159,7 +159,7 @@ void set_numa_policy(uint8_t* begin, int64_t num_bytes, const NumaPolicy& policy
     chosen = {policy.node};
   } else if (policy.kind == NumaPolicy::kInterleave) {
     mode = kInterleaveMode;
-    chosen = nodes;
+    chosen = allowed_nodes();
   }
   constexpr size_t kBits = 8 * sizeof(unsigned long);
   std::vector<unsigned long> mask;
@@ -179,7 +179,7 @@ void set_numa_policy(uint8_t* begin, int64_t num_bytes, const NumaPolicy& policy
 }
 
 std::vector<int64_t> node_bytes(const uint8_t* begin, int64_t num_bytes, int samples) {
-  const int64_t page_bytes = sysconf(_SC_PAGESIZE);
+  const int64_t page_bytes = small_page_bytes();
   const int64_t num_pages = (num_bytes + page_bytes - 1) / page_bytes;
   const int64_t count = std::min<int64_t>(samples, num_pages);
   std::vector<const void*> pages;

@@ -38,9 +38,6 @@ uint8_t* bounce_buffer() {
 bool is_refusal(int error) { return error == EINVAL || error == EFAULT || error == EOPNOTSUPP; }
 
 FileStamp make_stamp(const std::string& path, const struct stat& status) {
-  const auto nanoseconds = [](const timespec& time) {
-    return static_cast<int64_t>(uint64_t(time.tv_sec) * 1000000000 + uint64_t(time.tv_nsec));
-  };
   return {.file = path,
           .device = status.st_dev,
           .inode = status.st_ino,
