@@ -238,7 +238,7 @@ TEST_CASE("without CUDA nothing is registered, and memory \"cumem\" says why") {
   CHECK(!can_register_read_only(0));
   CHECK(message_of([&] { const Registration pins(memory, 0, {}); }).find("CPU-only build") !=
         std::string::npos);
-  CHECK(cumem_problem(0).find("CPU-only build") != std::string::npos);
+  CHECK(cumem_problem(0, {}).find("CPU-only build") != std::string::npos);
   const HostMemoryOptions options{.kind = MemoryKind::kCumem, .device = 0};
   CHECK(message_of([&] { HostMemory::create(options, 4096, "table"); }).find("CPU-only build") !=
         std::string::npos);

@@ -65,8 +65,7 @@ class TableArray {
 
 //! How a table came to be where it is, for reports.
 struct TableHistory {
-  std::string group;  //!< name
-  int32_t rank = 0;
+  int32_t rank = 0;  //!< in the group
   int32_t size = 1;
   std::string keeper;     //!< name of the process that holds the memory; empty: the
                           //!< ranks do

@@ -4,10 +4,10 @@
 #include <chrono>
 #include <list>
 #include <optional>
-#include <tuple>
 
 #include "cuda_support.h"
 #include "engram/error.h"
+#include "table/filling.h"
 #include "table/log.h"
 #include "table/points.h"
 #include "table/table_build.h"
@@ -40,8 +40,7 @@ class Binding {
     allocate();
     shard();
     const auto begin = steady_clock::now();
-    prefault();
-    load();
+    fill();
     const double load_seconds = seconds_since(begin);
     enroll();
     return finish(load_seconds);
@@ -49,10 +48,6 @@ class Binding {
 
  private:
   using Work = Group::Work;
-
-  static std::function<bool()> cancelled(const Work& work) {
-    return [&work] { return work.cancelled(); };
-  }
 
   std::vector<Group::Part> exchange(const char* phase,
                                     const std::function<Group::Part(Work&)>& fn) {
@@ -84,7 +79,7 @@ class Binding {
     const auto parts = exchange("vote", [&](Work& work) {
       check();
       for (TableBuild& table : tables_) table.read(seat_);
-      open_sources();
+      filling_.emplace(tables_, seat_);
       ask_for_kept(work);
       Vote mine{.node = current_node(),
                 .gpu_node = seat_.gpu_node,
@@ -109,16 +104,6 @@ class Binding {
       }
     }
     return false;
-  }
-
-  void open_sources() {
-    std::vector<const Source*> sources;
-    for (TableBuild& table : tables_) {
-      for (const ArrayBuild& array : table.arrays()) {
-        if (table.fills(array)) sources.push_back(&array.source);
-      }
-    }
-    loader_.emplace(sources);
   }
 
   void ask_for_kept(const Work& work) {
@@ -192,74 +177,21 @@ class Binding {
     }
   }
 
-  void prefault() {
+  void fill() {
     together("prefault", [&](Work& work) {
       ENGRAM_POINT("prefault.begin");
-      for (TableBuild& table : tables_) {
-        for (ArrayBuild& array : table.arrays()) {
-          if (!table.fills(array)) continue;
-          const Copy& copy = table.copy(seat_);
-          const ByteRange range =
-              prefault_range(array.source.file.num_bytes, *copy.share_of(seat_.rank),
-                             static_cast<int>(copy.members.size()));
-          if (range.begin == range.end) continue;
-          array.host->memory().prefault(range.begin, range.end, cancelled(work));
-        }
-      }
+      filling_->prefault(work);
       ENGRAM_POINT("prefault.end");
     });
-  }
-
-  void load() {
     together("load", [&](Work& work) {
       ENGRAM_POINT("load.begin");
-      load_host(work);
-      const auto add_bytes = [&work](int64_t num_bytes) { work.add_bytes(num_bytes); };
-      for (TableBuild& table : tables_) {
-        const bool verify = table.options().verify;
-        for (ArrayBuild& array : table.arrays()) {
-          if (array.sharded) array.sharded->load(*array.reader, verify, cancelled(work), add_bytes);
-          // A process alone loads it once a GPU asks.
-          if (array.device && seat_.size > 1) {
-            array.device->load(seat_.device, cancelled(work), add_bytes);
-          }
-        }
-      }
+      filling_->load(work);
       ENGRAM_POINT("load.end");
     });
     together("check", [&](Work&) {
       ENGRAM_POINT("bind.unchanged");
-      loader_->check_unchanged();
-      for (TableBuild& table : tables_) {
-        for (const ArrayBuild& array : table.arrays()) {
-          if (array.reader && array.reader->stamp()) check_stamp(*array.reader->stamp());
-        }
-      }
+      filling_->check_unchanged();
     });
-  }
-
-  void load_host(Work& work) {
-    // Blocks of tables that are shared alike are dealt out together.
-    std::map<std::tuple<int, int, bool>, std::vector<LoadTarget>> dealt;
-    for (TableBuild& table : tables_) {
-      for (ArrayBuild& array : table.arrays()) {
-        if (!table.fills(array)) continue;
-        const Copy& copy = table.copy(seat_);
-        const HostMemory& memory = array.host->memory();
-        dealt[{*copy.share_of(seat_.rank), static_cast<int>(copy.members.size()),
-               table.options().verify}]
-            .push_back({memory.data(), memory.num_bytes(), &array.source});
-      }
-    }
-    for (const auto& [key, targets] : dealt) {
-      const auto [share, shares, verify] = key;
-      loader_->run(targets, {.share = share,
-                             .shares = shares,
-                             .verify = verify,
-                             .num_threads = loader_threads(seat_.size),
-                             .cancelled = cancelled(work),
-                             .add_bytes = [&work](int64_t bytes) { work.add_bytes(bytes); }});
-    }
   }
 
   void enroll() {
@@ -277,10 +209,19 @@ class Binding {
 
   TablesByName finish(double load_seconds) {
     const auto parts = exchange("pages", [&](Work&) {
+      std::vector<std::string> labels;
+      std::vector<AddressRange> ranges;
+      for (TableBuild& table : tables_) {
+        for (const ArrayBuild& array : table.arrays()) {
+          if (!table.fills(array)) continue;
+          labels.push_back(array.label);
+          ranges.push_back({array.host->memory().data(), array.host->memory().num_bytes()});
+        }
+      }
+      const std::vector<PageShare> shares = page_shares(ranges);
       json data = json::object();
-      for (const TableBuild& table : tables_) {
-        const PageShare share = table.page_share();
-        data[table.name()] = {share.huge_bytes, share.resident_bytes};
+      for (size_t i = 0; i < labels.size(); ++i) {
+        data[labels[i]] = {shares[i].huge_bytes, shares[i].resident_bytes};
       }
       return Group::Part{.data = std::move(data), .fds = {}};
     });
@@ -289,9 +230,10 @@ class Binding {
       for (TableBuild& table : tables_) {
         // Of what each rank has mapped, since ranks that a GPU reads for have all of it mapped.
         int64_t huge = 0, resident = 0;
-        if (table.fills(table.arrays()[0]) || table.fills(table.arrays()[1])) {
+        for (const ArrayBuild& array : table.arrays()) {
+          if (!table.fills(array)) continue;
           for (const int rank : table.copy(seat_).members) {
-            const json& share = parts[static_cast<size_t>(rank)].data.at(table.name());
+            const json& share = parts[static_cast<size_t>(rank)].data.at(array.label);
             huge += share.at(0).get<int64_t>();
             resident += share.at(1).get<int64_t>();
           }
@@ -309,8 +251,8 @@ class Binding {
   const double timeout_s_;
   Group group_;
   Seat seat_;
-  std::list<TableBuild> tables_;  // sources have addresses
-  std::optional<Loader> loader_;
+  std::list<TableBuild> tables_;    // sources have addresses
+  std::optional<Filling> filling_;  // once the tables are read
   std::vector<Vote> votes_;
 };
 

@@ -62,12 +62,6 @@ int nearest_node(int device) {
   return node >= 0 ? node : current_node();
 }
 
-std::vector<int> nodes_of(const NumaPolicy& numa, int device) {
-  if (numa.kind == NumaPolicy::kNode) return {numa.node};
-  if (numa.kind == NumaPolicy::kInterleave) return allowed_nodes();
-  return {nearest_node(device)};
-}
-
 CUmemAllocationProp properties(int node, bool fabric) {
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -92,43 +86,12 @@ FileDescriptor file_of(const CUmemFabricHandle& handle, const std::string& label
   return file;
 }
 
-//! Does a GPU's copy of what is at `data` hold these bytes?
-bool device_reads(const uint8_t* data, const std::array<uint8_t, 64>& expected) {
-  void* memory = nullptr;
-  check_cuda(cudaMalloc(&memory, expected.size()), "GPU memory");
-  std::array<uint8_t, 64> found{};
-  cudaError_t code = cudaMemcpy(memory, data, expected.size(), cudaMemcpyDefault);
-  if (code == cudaSuccess) {
-    code = cudaMemcpy(found.data(), memory, found.size(), cudaMemcpyDeviceToHost);
-  }
-  cudaFree(memory);
-  check_cuda(code, "copy from memory \"cumem\"");
-  return found == expected;
-}
-
 }  // namespace
 
-std::string cumem_problem(int device, const NumaPolicy& numa) {
-  try {
-    require_cuda(device);
-    const DeviceGuard guard(device);
-    const RelaxedCapture relaxed;
-    for (const int node : nodes_of(numa, device)) {
-      const std::string label = concat("a granule on NUMA node ", node);
-      const CumemMemory made = CumemMemory::create(device, {NumaPolicy::kNode, node}, 1, label);
-      std::array<uint8_t, 64> bytes{};
-      for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(37 * i + 11);
-      std::memcpy(made.data(), bytes.data(), bytes.size());
-      const CumemMemory shared = CumemMemory::attach(device, made.export_descriptors(), 1, label);
-      if (std::memcmp(shared.data(), bytes.data(), bytes.size()) != 0 ||
-          !device_reads(shared.data(), bytes)) {
-        return concat(label, ": expected the bytes that were written there, found others");
-      }
-    }
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
+std::vector<int> cumem_nodes(const NumaPolicy& numa, int device) {
+  if (numa.kind == NumaPolicy::kNode) return {numa.node};
+  if (numa.kind == NumaPolicy::kInterleave) return allowed_nodes();
+  return {nearest_node(device)};
 }
 
 CumemMemory::CumemMemory(int device, int64_t num_bytes, std::string label)
@@ -165,7 +128,7 @@ CumemMemory CumemMemory::create(int device, const NumaPolicy& numa, int64_t num_
   const DeviceGuard guard(device);
   const RelaxedCapture relaxed;
   CumemMemory memory(device, num_bytes, label);
-  const std::vector<int> nodes = nodes_of(numa, device);
+  const std::vector<int> nodes = cumem_nodes(numa, device);
   const auto num_parts = static_cast<int64_t>(memory.parts_.size());
   parallel_for(num_parts, 1, std::min(8, usable_threads()), [&](int64_t i, int64_t) {
     use_device(device);
@@ -273,15 +236,6 @@ void CumemMemory::release() noexcept {
 }
 
 #else
-
-std::string cumem_problem(int device, const NumaPolicy& /*numa*/) {
-  try {
-    require_cuda(device);
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
 
 CumemMemory::CumemMemory(int device, int64_t /*num_bytes*/, std::string label)
     : device_(device), label_(std::move(label)), owner_(0) {

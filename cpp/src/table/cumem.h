@@ -18,7 +18,11 @@ namespace engram {
 //! Why this process cannot create, share and read memory of this kind with `device`, in one line;
 //! empty where it can. Tries all of it, with a granule on each node of the policy (those of
 //! CumemMemory::create). Leaves nothing allocated and no CUDA error behind.
-std::string cumem_problem(int device, const NumaPolicy& numa = {});
+std::string cumem_problem(int device, const NumaPolicy& numa);
+
+//! The NUMA nodes of a policy's memory beside this device: what CumemMemory::create() goes
+//! through. In a build with CUDA alone.
+std::vector<int> cumem_nodes(const NumaPolicy& numa, int device);
 
 //! Mapped at one address range for the CPU and for one GPU. Ends in the process that made it
 //! alone: a forked child's copy does nothing, for the child has no such mapping.

@@ -67,16 +67,10 @@ std::optional<MemoryKind> choose_kind(const std::string& name, const std::vector
 
 std::vector<Copy> make_copies(const TableOptions& options, MemoryKind kind,
                               const std::vector<Vote>& votes) {
-  const bool by_gpu = options.numa.kind == NumaPolicy::kGpu;
-  const auto policy_of = [&](const Vote& vote) -> NumaPolicy {
-    if (!by_gpu) return options.numa;
-    if (vote.gpu_node < 0) return {};
-    return {NumaPolicy::kNode, vote.gpu_node};
-  };
   std::vector<Copy> copies;
   for (size_t i = 0; i < votes.size(); ++i) {
     const int rank = static_cast<int>(i);
-    const NumaPolicy numa = policy_of(votes[i]);
+    const NumaPolicy numa = policy_for(options.numa, votes[i].gpu_node);
     const auto same = std::find_if(copies.begin(), copies.end(),
                                    [&](const Copy& copy) { return copy.numa == numa; });
     if (same == copies.end() || kind == MemoryKind::kPrivate) {
@@ -98,6 +92,11 @@ std::vector<Copy> make_copies(const TableOptions& options, MemoryKind kind,
 }
 
 }  // namespace
+
+NumaPolicy policy_for(const NumaPolicy& wanted, int gpu_node) {
+  if (wanted.kind != NumaPolicy::kGpu) return wanted;
+  return gpu_node < 0 ? NumaPolicy{} : NumaPolicy{NumaPolicy::kNode, gpu_node};
+}
 
 json to_json(const Vote& vote) {
   json tables = json::object();

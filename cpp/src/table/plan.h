@@ -34,6 +34,9 @@ struct Vote {
   std::optional<int64_t> assume_ram;  //!< that of rank 0 counts
 };
 
+//! The policy for one copy: kGpu is the node next to the GPU, and kDefault where that is unknown.
+NumaPolicy policy_for(const NumaPolicy& wanted, int gpu_node);
+
 nlohmann::json to_json(const Vote& vote);
 Vote vote_from_json(const nlohmann::json& json);
 

@@ -87,16 +87,15 @@ HostMemoryOptions TableBuild::memory_options(const Seat& seat) const {
 }
 
 std::string TableBuild::problem(MemoryKind kind, const Seat& seat) const {
-  HostMemoryOptions tried{
-      .kind = kind, .pages = options_.pages, .numa = options_.numa, .device = seat.device};
-  if (tried.numa.kind == NumaPolicy::kGpu) {
-    tried.numa = seat.gpu_node < 0 ? NumaPolicy{} : NumaPolicy{NumaPolicy::kNode, seat.gpu_node};
-  }
+  const HostMemoryOptions tried{.kind = kind,
+                                .pages = options_.pages,
+                                .numa = policy_for(options_.numa, seat.gpu_node),
+                                .device = seat.device};
   try {
     check_host_memory(tried);
     if (kind == MemoryKind::kCumem) {
       require_cuda(seat.device);
-      return cumem_problem(seat.device);
+      return cumem_problem(seat.device, tried.numa);
     }
     // Reserved pages are counted later, with all that is to be allocated.
     if (tried.pages != PageKind::k2M) HostMemory::create(tried, small_page_bytes(), name_);
@@ -202,21 +201,6 @@ void TableBuild::attach_kept(const Seat& seat) {
   });
 }
 
-PageShare TableBuild::page_share() const {
-  std::vector<AddressRange> ranges;
-  for (const ArrayBuild& array : arrays_) {
-    if (!fills(array)) continue;
-    const HostMemory& memory = *array.host->host_memory();
-    ranges.push_back({memory.data(), memory.num_bytes()});
-  }
-  PageShare total;
-  for (const PageShare& each : page_shares(ranges)) {
-    total.huge_bytes += each.huge_bytes;
-    total.resident_bytes += each.resident_bytes;
-  }
-  return total;
-}
-
 std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_share,
                                                 double load_seconds) {
   int64_t filled_bytes = 0;
@@ -224,7 +208,6 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
     if (fills(array)) filled_bytes += array.source.file.num_bytes;
   }
   TableHistory history{
-      .group = seat.group,
       .rank = seat.rank,
       .size = seat.size,
       .num_bytes = bytes_here(arrays_[0], seat.rank) + bytes_here(arrays_[1], seat.rank),
@@ -238,7 +221,6 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
     options_.pages = kept_->options.pages;
     options_.numa = kept_->options.numa;
   }
-  const bool in_host = arrays_[0].host || arrays_[1].host;
   const HostMemory* const memory = arrays_[0].host   ? arrays_[0].host->host_memory()
                                    : arrays_[1].host ? arrays_[1].host->host_memory()
                                                      : nullptr;
@@ -251,7 +233,7 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
            {"layer", info_.layer},
            {"content_id", info_.content_id},
            {"fingerprint", info_.fingerprint},
-           {"kind", in_host ? memory_kind_name(memory->options().kind) : "gpu"},
+           {"kind", memory != nullptr ? memory_kind_name(memory->options().kind) : "gpu"},
            {"placement", placement_name(options_.placement)},
            {"bytes", history.num_bytes},
            {"huge_bytes", history.huge_bytes},

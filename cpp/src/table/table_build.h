@@ -15,7 +15,6 @@
 #include "table/host_table.h"
 #include "table/keeper.h"
 #include "table/load.h"
-#include "table/pages.h"
 #include "table/plan.h"
 #include "table/seat.h"
 #include "table/sharded_table.h"
@@ -64,8 +63,6 @@ class TableBuild {
   void create(const Seat& seat, Group::Part* part);
   //! Maps what others own, or a keeper; `parts` are those of create(), by rank.
   void attach(const Seat& seat, std::vector<Group::Part>* parts);
-  //! Of the host memory that is filled.
-  PageShare page_share() const;
 
   //! The table; nothing is left here. huge_share: of the host memory, where it is filled.
   std::shared_ptr<const Table> finish(const Seat& seat, double huge_share, double load_seconds);

@@ -56,22 +56,22 @@ TEST_CASE_FIXTURE(Gpus, "memory cumem is whole granules in at most 16 parts, and
 }
 
 TEST_CASE_FIXTURE(Gpus, "the vote on cumem tries all of it") {
-  CHECK(cumem_problem(0) == "");
+  CHECK(cumem_problem(0, {}) == "");
   CHECK(cumem_problem(1, {NumaPolicy::kInterleave, -1}) == "");
-  CHECK(cumem_problem(2).find("CUDA device 2") == 0);
+  CHECK(cumem_problem(2, {}).find("CUDA device 2") == 0);
   machine().shares = false;
-  CHECK(cumem_problem(0).find("found neither") != std::string::npos);
+  CHECK(cumem_problem(0, {}).find("found neither") != std::string::npos);
 }
 
 TEST_CASE_FIXTURE(Gpus, "cumem that the GPU cannot reach leaves nothing behind") {
   // The fake's memory belongs to the GPU with the number of the node.
   machine().refused = {{"0000:3B:00.0", "0000:1B:00.0"}};
-  const std::string text = cumem_problem(1);
+  const std::string text = cumem_problem(1, {});
   CHECK(text.find("a granule on NUMA node 0: memory \"cumem\": access") == 0);
   CHECK(text.find("CUDA_ERROR_INVALID_DEVICE") != std::string::npos);
   machine().refused.clear();
   machine().garbled = {{"0000:3B:00.0", "0000:1B:00.0"}};
-  CHECK(cumem_problem(1).find("expected the bytes that were written") != std::string::npos);
+  CHECK(cumem_problem(1, {}).find("expected the bytes that were written") != std::string::npos);
 }
 
 }  // namespace

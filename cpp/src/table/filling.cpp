@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table/filling.h"
+
+#include <map>
+#include <tuple>
+
+namespace engram {
+namespace {
+
+std::vector<const Source*> host_sources(std::list<TableBuild>& tables) {
+  std::vector<const Source*> sources;
+  for (TableBuild& table : tables) {
+    for (const ArrayBuild& array : table.arrays()) {
+      if (table.fills(array)) sources.push_back(&array.source);
+    }
+  }
+  return sources;
+}
+
+}  // namespace
+
+std::function<bool()> cancelled(const Group::Work& work) {
+  return [&work] { return work.cancelled(); };
+}
+
+Filling::Filling(std::list<TableBuild>& tables, const Seat& seat)
+    : tables_(tables), seat_(seat), loader_(host_sources(tables)) {}
+
+void Filling::prefault(const Group::Work& work) {
+  for (TableBuild& table : tables_) {
+    for (ArrayBuild& array : table.arrays()) {
+      if (!table.fills(array)) continue;
+      const Copy& copy = table.copy(seat_);
+      const ByteRange range =
+          prefault_range(array.source.file.num_bytes, *copy.share_of(seat_.rank),
+                         static_cast<int>(copy.members.size()));
+      if (range.begin == range.end) continue;
+      array.host->memory().prefault(range.begin, range.end, cancelled(work));
+    }
+  }
+}
+
+void Filling::load(Group::Work& work) {
+  load_host(work);
+  const auto add_bytes = [&work](int64_t num_bytes) { work.add_bytes(num_bytes); };
+  for (TableBuild& table : tables_) {
+    const bool verify = table.options().verify;
+    for (ArrayBuild& array : table.arrays()) {
+      if (array.sharded) array.sharded->load(*array.reader, verify, cancelled(work), add_bytes);
+      // A process alone loads it once a GPU asks.
+      if (array.device && seat_.size > 1) {
+        array.device->load(seat_.device, cancelled(work), add_bytes);
+      }
+    }
+  }
+}
+
+void Filling::load_host(Group::Work& work) {
+  // Blocks of tables that are shared alike are dealt out together.
+  std::map<std::tuple<int, int, bool>, std::vector<LoadTarget>> dealt;
+  for (TableBuild& table : tables_) {
+    for (ArrayBuild& array : table.arrays()) {
+      if (!table.fills(array)) continue;
+      const Copy& copy = table.copy(seat_);
+      const HostMemory& memory = array.host->memory();
+      dealt[{*copy.share_of(seat_.rank), static_cast<int>(copy.members.size()),
+             table.options().verify}]
+          .push_back({memory.data(), memory.num_bytes(), &array.source});
+    }
+  }
+  for (const auto& [key, targets] : dealt) {
+    const auto [share, shares, verify] = key;
+    loader_.run(targets, {.share = share,
+                          .shares = shares,
+                          .verify = verify,
+                          .num_threads = loader_threads(seat_.size),
+                          .cancelled = cancelled(work),
+                          .add_bytes = [&work](int64_t bytes) { work.add_bytes(bytes); }});
+  }
+}
+
+void Filling::check_unchanged() const {
+  loader_.check_unchanged();
+  for (TableBuild& table : tables_) {
+    for (const ArrayBuild& array : table.arrays()) {
+      if (array.reader && array.reader->stamp()) check_stamp(*array.reader->stamp());
+    }
+  }
+}
+
+}  // namespace engram
