@@ -98,12 +98,6 @@ nlohmann::json hello_of(const GroupOptions& options) {
           {"size", options.size}};
 }
 
-std::vector<int> handles_of(const Message& message) {
-  std::vector<int> handles;
-  for (const FileDescriptor& each : message.fds) handles.push_back(each.get());
-  return handles;
-}
-
 Worker::Worker(const WorkFunction& work, const StarSetup& setup, std::atomic<int64_t>& done,
                Watch& watch)
     : interrupted_(setup.interrupted), watch_(watch), state_(setup.interrupted, done) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0: all others' connections, and every decision.
+#include "table/hub.h"
+
 #include <algorithm>
 
 #include "table/points.h"
-#include "table/star.h"
 
 namespace engram {
 namespace {
@@ -12,59 +12,7 @@ using std::chrono::steady_clock;
 
 constexpr double kVerdictSeconds = 2;  // for a verdict to be with the kernel
 
-Failure came_twice(pid_t first, pid_t second) {
-  return {ENGRAM_INVALID_ARGUMENT,
-          concat("came twice (pids ", first, " and ", second,
-                 "): expected each rank once; two jobs need two group names")};
-}
-
-class Hub : public Star, private WatchHandler {
- public:
-  explicit Hub(const StarSetup& setup);
-  std::vector<Group::Part> exchange(const std::string& phase, const WorkFunction& work) override;
-
- private:
-  //! What a rank has said since the last decision.
-  struct Said {
-    bool all = false;  // its work has ended, or it is lost
-    std::string phase;
-    Group::Part part;
-  };
-
-  void on_message(Peer& peer, Message message) override;
-  void on_loss(Peer& peer, Loss loss, const std::string& detail) override;
-  void on_beat() override;
-  void on_hello(Peer& peer, const nlohmann::json& hello);
-
-  std::unique_ptr<Listener> listen();
-  void accept(Listener& listener);
-  void meet(Listener& listener);
-  void fail_missing(const Listener& listener);
-  //! A rank's first failure counts.
-  void fail(int32_t rank, Failure failure);
-  bool grace_is_over() const { return !failures_.empty() && steady_clock::now() >= grace_; }
-  void hear_worker(Worker& worker);
-  bool is_decided();
-  std::vector<Group::Part> share_parts();
-  [[noreturn]] void end_group();
-  void queue_all(const nlohmann::json& data);
-  //! Until all is with the kernel or its receiver lost.
-  void flush(double seconds);
-  nlohmann::json beat();
-
-  Watch watch_;
-  Deadline deadline_;  // of the meeting
-  pid_t died_early_ = 0;
-  std::string phase_ = kMeeting;
-  std::vector<std::optional<pid_t>> pids_;  // by rank; none: it has not come
-  std::vector<int64_t> others_done_;        // by rank
-  std::vector<Said> said_;                  // by rank
-  Failures failures_;
-  Deadline grace_;
-  Worker* worker_ = nullptr;  // while an exchange runs
-  std::optional<Error> failure_;
-  std::atomic<int64_t> done_{0};
-};
+}  // namespace
 
 Hub::Hub(const StarSetup& setup)
     : Star(setup),
@@ -83,89 +31,6 @@ Hub::Hub(const StarSetup& setup)
   watch_.peers().remove_if([](const Peer& peer) { return peer.rank < 0; });
   queue_all({{"type", "met"}});
   flush(options().timeout_s);
-}
-
-std::unique_ptr<Listener> Hub::listen() {
-  try {
-    return std::make_unique<Listener>(setup_.address());
-  } catch (const AddressInUse& error) {
-    // The rank 0 that was first hears of the second, so that its group ends as well.
-    try {
-      if (std::optional<Connection> first = try_connect(setup_.address())) {
-        first->queue(hello_of(options()));
-        first->flush();
-      }
-    } catch (const Error&) {
-      // It has ended meanwhile.
-    }
-    throw joined({{0, came_twice(error.pid(), getpid())}});
-  } catch (const Error& error) {
-    throw joined({{0, {error.status(), error.what()}}});
-  }
-}
-
-void Hub::accept(Listener& listener) {
-  try {
-    while (std::optional<Connection> made = listener.accept(Deadline())) {
-      ENGRAM_POINT("group.accepted");
-      watch_.add(std::move(*made));
-    }
-  } catch (const Error& error) {
-    fail(0, {error.status(), error.what()});
-  }
-}
-
-void Hub::meet(Listener& listener) {
-  const auto all_came = [this] {
-    return std::all_of(pids_.begin(), pids_.end(), [](const auto& pid) { return pid.has_value(); });
-  };
-  while (!all_came() || !failures_.empty()) {
-    if (setup_.interrupted) return fail(0, interrupted_failure());
-    // Who comes now is told why there will be no group.
-    if (grace_is_over() || (!failures_.empty() && all_came())) return;
-    if (steady_clock::now() >= deadline_) return fail_missing(listener);
-    watch_.step(*this, listener.fd());
-    accept(listener);
-  }
-}
-
-void Hub::fail_missing(const Listener& listener) {
-  std::string text = concat("never came within ", options().timeout_s, " s");
-  if (died_early_ != 0) text = concat("did not come; pid ", died_early_, " died as it came");
-  std::string note = listener.turned_away();
-  if (!note.empty()) note = concat("; ", note, " was turned away");
-  for (size_t rank = 0; rank < pids_.size(); ++rank) {
-    if (!pids_[rank]) fail(static_cast<int32_t>(rank), {.text = text + std::exchange(note, "")});
-  }
-}
-
-void Hub::on_hello(Peer& peer, const nlohmann::json& hello) {
-  const pid_t pid = peer.connection.peer_pid();
-  const std::string group = hello.at("group");
-  if (group != options().name) {
-    return watch_.queue(peer, {{"type", "refused"},
-                               {"status", ENGRAM_INVALID_ARGUMENT},
-                               {"text", concat(address_text(setup_.address()), ": expected group '",
-                                               group, "', found '", options().name, "'")}});
-  }
-  const int32_t rank = hello.at("rank");
-  const int version = hello.at("version");
-  const int32_t size = hello.at("size");
-  if (version != kGroupVersion) {
-    fail(rank, {ENGRAM_INVALID_ARGUMENT,
-                concat("expected the group's messages of version ", kGroupVersion,
-                       ", as on rank 0, found ", version, " (pid ", pid,
-                       "): all ranks need the same release of this library")});
-  } else if (size != options().size || rank < 0 || rank >= size) {
-    fail(rank, {ENGRAM_INVALID_ARGUMENT, concat("expected a group of ", options().size,
-                                                ", as on rank 0, got ", size, " (pid ", pid, ")")});
-  } else if (pids_[static_cast<size_t>(rank)]) {
-    fail(rank, came_twice(*pids_[static_cast<size_t>(rank)], pid));
-  } else {
-    peer.rank = rank;
-    pids_[static_cast<size_t>(rank)] = pid;
-    watch_.queue(peer, {{"type", "welcome"}});
-  }
 }
 
 void Hub::on_message(Peer& peer, Message message) {
@@ -218,12 +83,12 @@ nlohmann::json Hub::beat() {
 void Hub::on_beat() {
   const nlohmann::json message = beat();
   for (Peer& peer : watch_.peers()) {
-    if (watch_.wants_beat(peer)) watch_.queue(peer, message);
+    if (watch_.wants_beat(peer)) peer.connection.queue(message);
   }
 }
 
 void Hub::queue_all(const nlohmann::json& data) {
-  for (Peer& peer : watch_.peers()) watch_.queue(peer, data);
+  for (Peer& peer : watch_.peers()) peer.connection.queue(data);
 }
 
 void Hub::flush(double seconds) {
@@ -296,7 +161,7 @@ std::vector<Group::Part> Hub::share_parts() {
         handles.insert(handles.end(), more.begin(), more.end());
       }
     }
-    watch_.queue(peer, {{"type", "parts"}, {"done", done}, {"parts", list}}, handles);
+    peer.connection.queue({{"type", "parts"}, {"done", done}, {"parts", list}}, handles);
   }
   flush(options().timeout_s);
   // NOTE: what is left in a queue names descriptors that are the caller's from here on.
@@ -309,8 +174,6 @@ std::vector<Group::Part> Hub::share_parts() {
   watch_.peers().remove_if([](const Peer& peer) { return peer.lost; });
   return parts;
 }
-
-}  // namespace
 
 std::unique_ptr<Star> make_hub(const StarSetup& setup) { return std::make_unique<Hub>(setup); }
 

@@ -70,6 +70,12 @@ int milliseconds_until(Deadline deadline) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
+std::vector<int> handles_of(const Message& message) {
+  std::vector<int> handles;
+  for (const FileDescriptor& each : message.fds) handles.push_back(each.get());
+  return handles;
+}
+
 PeerUser peer_user(int socket) {
   ucred user{};
   socklen_t size = sizeof(user);
@@ -216,9 +222,7 @@ std::optional<Message> Connection::take() {
 }
 
 void Connection::send(const Message& message, Deadline deadline) {
-  std::vector<int> fds;
-  for (const FileDescriptor& each : message.fds) fds.push_back(each.get());
-  queue(message.data, fds);
+  queue(message.data, handles_of(message));
   while (!flush()) {
     if (wait_for(fd(), POLLOUT, deadline) && steady_clock::now() < deadline) continue;
     queued_.clear();

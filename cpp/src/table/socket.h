@@ -33,6 +33,9 @@ struct Message {
   std::vector<FileDescriptor> fds;
 };
 
+//! The descriptors of a message, for a queue.
+std::vector<int> handles_of(const Message& message);
+
 //! Where a listener is found.
 struct Address {
   //! Of this user and network namespace alone; what is listened at is the abstract socket
@@ -132,7 +135,6 @@ class Listener {
 
   //! For poll(): can be read where somebody connects.
   int fd() const { return socket_.get(); }
-  const Address& address() const { return address_; }
 
  private:
   void listen_at_name();

@@ -109,12 +109,12 @@ void Spoke::try_hello() {
 }
 
 void Spoke::queue(const nlohmann::json& data, const std::vector<int>& fds) {
-  for (Peer& hub : watch_.peers()) watch_.queue(hub, data, fds);
+  for (Peer& hub : watch_.peers()) hub.connection.queue(data, fds);
 }
 
 void Spoke::on_beat() {
   for (Peer& hub : watch_.peers()) {
-    if (watch_.wants_beat(hub)) watch_.queue(hub, {{"type", "beat"}, {"done", done_.load()}});
+    if (watch_.wants_beat(hub)) hub.connection.queue({{"type", "beat"}, {"done", done_.load()}});
   }
 }
 

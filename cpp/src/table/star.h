@@ -104,7 +104,4 @@ class Worker {
   std::thread thread_;
 };
 
-//! The descriptors of a message, for a queue.
-std::vector<int> handles_of(const Message& message);
-
 }  // namespace engram

@@ -63,17 +63,13 @@ Watch::Watch(double timeout_s)
   }
 }
 
-Peer& Watch::add(Connection connection) {
+void Watch::add(Connection connection) {
   FileDescriptor process = open_process(connection.peer_pid());
   const Deadline now = steady_clock::now();
-  return peers_.emplace_back(Peer{.connection = std::move(connection),
-                                  .process = std::move(process),
-                                  .heard = now,
-                                  .looked = now});
-}
-
-void Watch::queue(Peer& peer, const nlohmann::json& data, const std::vector<int>& fds) {
-  peer.connection.queue(data, fds);
+  peers_.push_back({.connection = std::move(connection),
+                    .process = std::move(process),
+                    .heard = now,
+                    .looked = now});
 }
 
 bool Watch::has_queued() const {

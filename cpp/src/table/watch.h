@@ -48,10 +48,8 @@ class Watch {
  public:
   explicit Watch(double timeout_s);
 
-  Peer& add(Connection connection);
+  void add(Connection connection);
   std::list<Peer>& peers() { return peers_; }
-  //! Adds to what is sent.
-  void queue(Peer& peer, const nlohmann::json& data, const std::vector<int>& fds = {});
   bool has_queued() const;
   //! Whether a beat would be news: a peer that has not read the last ones needs no more, and finds
   //! room for what matters.
