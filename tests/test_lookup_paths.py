@@ -18,7 +18,7 @@ FORMS = ["bf16", "packed", "linear", "128x4"]
 every_form = pytest.mark.parametrize("form", FORMS)
 
 # Around a block's sizes, a run's pieces and a scale tile.
-TOKENS = [1, 2, 31, 33, 127, 129, 255, 256, 257, 1024, 1025, 8192, 8193]
+TOKENS = [1, 2, 31, 33, 127, 129, 511, 512, 513, 1024, 1025, 8192, 8193]
 
 
 def look_up(form, table, ids, path=SORTED, blocks=0, **outs):
@@ -187,7 +187,7 @@ def by_name(tables, form, name, ids):
 @pytest.mark.gpu
 @every_form
 @pytest.mark.parametrize("scales", ["with_rows", "device"])
-@pytest.mark.parametrize("num_tokens", [1, 8, 64, 255, 256, 1024, 9000])
+@pytest.mark.parametrize("num_tokens", [1, 8, 64, 511, 512, 1024, 9000])
 @pytest.mark.parametrize("device", [Torch(), DeviceArrays()], ids=["torch", "device_array"])
 def test_a_table_in_host_memory(host_table, form, scales, num_tokens, device):
     config, tables = host_table

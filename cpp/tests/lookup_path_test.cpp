@@ -104,13 +104,13 @@ TEST_CASE("lookup path: what is refused before a GPU is looked for") {
 }
 
 TEST_CASE("lookup workspace: by sizes alone") {
-  engram_lookup_args args = lookup_of(256);
+  engram_lookup_args args = lookup_of(512);
   int64_t num_bytes = -1;
   CHECK(engram_lookup_workspace(&args, &num_bytes) == ENGRAM_OK);
   CHECK(num_bytes == 0);
   args.values_in_host = 1;
   CHECK(engram_lookup_workspace(&args, &num_bytes) == ENGRAM_OK);
-  CHECK(num_bytes == 24 * (257 * 8 + 4 + 256 * 2));
+  CHECK(num_bytes == 24 * (513 * 8 + 4 + 512 * 2));
   args.head_dim = 31;
   CHECK(engram_lookup_workspace(&args, &num_bytes) == ENGRAM_INVALID_ARGUMENT);
   CHECK(engram_lookup_workspace(&args, nullptr) == ENGRAM_INVALID_ARGUMENT);

@@ -7,7 +7,7 @@ namespace engram {
 namespace {
 
 //! Below, too few rows are neighbours for sorting to pay.
-constexpr int64_t kSortedTokens = 256;
+constexpr int64_t kSortedTokens = 512;
 
 }  // namespace
 
