@@ -493,6 +493,29 @@ TEST_CASE("a rank that came twice is an error of all, with both pids") {
   }
 }
 
+TEST_CASE("who came for a group of another size has come: nobody waits for more") {
+  const auto met = [](Group&) { return std::string("met"); };
+  const auto text = [](int32_t rank, int32_t expected, int32_t found, const Process& process) {
+    return concat("rank ", rank, ": expected a group of ", expected, ", as on rank 0, got ", found,
+                  " (pid ", process.pid(), ")");
+  };
+  const double begin = now_s();
+  for (const int32_t other : {2, 4}) {
+    const std::string name = new_name();
+    std::vector<Process> ranks;
+    for (const int32_t rank : {0, 1, 2}) {
+      ranks.push_back(start(options_of(name, rank, rank == 1 ? other : 3), met));
+    }
+    std::string texts = text(1, 3, other, ranks[1]);
+    if (other == 4) {
+      ranks.push_back(start(options_of(name, 3, other), met));
+      texts += "; " + text(3, 3, other, ranks[3]);
+    }
+    check_all(ranks, texts);
+  }
+  CHECK(now_s() - begin < Group::kGraceSeconds);
+}
+
 TEST_CASE("sizes and phases that differ are an error of all") {
   const std::string name = new_name();
   const auto met = [](Group&) { return std::string("met"); };

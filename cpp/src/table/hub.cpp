@@ -18,6 +18,7 @@ Hub::Hub(const StarSetup& setup)
     : Star(setup),
       watch_(setup.options.timeout_s),
       deadline_(deadline_after(setup.options.timeout_s)),
+      largest_size_(setup.options.size),
       pids_(static_cast<size_t>(setup.options.size)),
       others_done_(pids_.size()),
       said_(pids_.size()) {

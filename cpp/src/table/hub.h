@@ -28,6 +28,7 @@ class Hub : public Star, private WatchHandler {
 
   std::unique_ptr<Listener> listen();
   void accept(Listener& listener);
+  bool all_came() const;
   void meet(Listener& listener);
   void fail_missing(const Listener& listener);
   //! A rank's first failure counts.
@@ -46,6 +47,7 @@ class Hub : public Star, private WatchHandler {
 
   Watch watch_;
   Deadline deadline_;     // of the meeting
+  int32_t largest_size_;  // of groups that ranks came for
   pid_t died_early_ = 0;
   std::string phase_ = kMeeting;
   std::vector<std::optional<pid_t>> pids_;  // by rank; none: it has not come

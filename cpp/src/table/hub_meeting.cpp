@@ -48,10 +48,16 @@ void Hub::accept(Listener& listener) {
   }
 }
 
+//! Of the largest group that a rank has spoken of: who expects more ranks has some.
+bool Hub::all_came() const {
+  for (int32_t rank = 0; rank < largest_size_; ++rank) {
+    const bool welcome = rank < options().size && pids_[static_cast<size_t>(rank)].has_value();
+    if (!welcome && failures_.count(rank) == 0) return false;
+  }
+  return true;
+}
+
 void Hub::meet(Listener& listener) {
-  const auto all_came = [this] {
-    return std::all_of(pids_.begin(), pids_.end(), [](const auto& pid) { return pid.has_value(); });
-  };
   while (!all_came() || !failures_.empty()) {
     if (setup_.interrupted) return fail(0, interrupted_failure());
     // Who comes now is told why there will be no group.
@@ -85,6 +91,7 @@ void Hub::on_hello(Peer& peer, const nlohmann::json& hello) {
   const int32_t rank = hello.at("rank");
   const int version = hello.at("version");
   const int32_t size = hello.at("size");
+  largest_size_ = std::max(largest_size_, size);
   if (version != kGroupVersion) {
     fail(rank, {ENGRAM_INVALID_ARGUMENT,
                 concat("expected the group's messages of version ", kGroupVersion,
