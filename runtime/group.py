@@ -43,7 +43,8 @@ class Group:
         socket: a path for the socket on which the ranks meet, in a folder that they all see; for
             containers with separate network namespaces. Default: a name without a file.
         timeout_s: how long ranks wait for each other; default 120.
-        assume_ram: bytes of memory to be had, where MemAvailable does not know.
+        assume_ram: bytes of memory to be had, where MemAvailable does not know; the least that any
+            rank says counts.
         keeper: the process of `tables serve` to attach to, for memory = "keeper": its name or its
             socket's path; default: any of this user's that has the table.
 

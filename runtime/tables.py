@@ -116,7 +116,8 @@ class Tables:
             memory: of host tables: "memfd" (default), "shm", "cumem", "private", or "keeper": what
                 a process of `tables serve` holds.
             pages: "auto" (default), "4k" or "2m" (reserved huge pages).
-            numa: "default", "local", "interleave", "node:N" or "gpu" (a copy on each GPU's node).
+            numa: "default", "local", "interleave", "node:N" or "gpu" (a copy on each GPU's node;
+                not of a keeper, which holds one for all GPUs).
             verify: check the bytes that are loaded against the store's sums.
             formula_seed: fill the table by the formula of `synthesize` instead of from files.
             heads: this rank of the group reads a part of the hash columns alone, those that other

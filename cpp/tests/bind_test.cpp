@@ -5,6 +5,7 @@
 #include "table/plan.h"
 #include "table/record.h"
 #include "table/seat.h"
+#include "texts.h"
 
 namespace engram {
 namespace {
@@ -125,13 +126,13 @@ TEST_CASE("plan: shares are whole huge pages, and cover the array once") {
 
 TEST_CASE("plan: a vote travels") {
   Vote vote = vote_of({{MemoryKind::kCumem, "none"}}, "c", 1, 2);
-  vote.assume_ram = 7;
+  vote.limits.assumed_bytes = 7;
   const Vote there = vote_from_json(to_json(vote));
   CHECK(there.tables.at("t").same == vote.tables.at("t").same);
   CHECK(there.tables.at("t").kinds == vote.tables.at("t").kinds);
   CHECK(there.node == 1);
   CHECK(there.gpu_node == 2);
-  CHECK(there.assume_ram == 7);
+  CHECK(there.limits.assumed_bytes == 7);
 }
 
 namespace {
@@ -194,6 +195,30 @@ TEST_CASE("bind: one rank's refusal is all ranks' error, and nothing is left") {
     });
   }
   for (Process& rank : ranks) CHECK(rank.result() == "rank 1: no");
+}
+
+TEST_CASE("bind: what one rank cannot read of its file is all ranks' error") {
+  const Folder store;
+  write_store(store);
+  const std::string group = name_of_test();
+  std::vector<Process> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const std::string text =
+          concat("format_version = 1\n[group]\nname = \"", group, "\"\nrank = ", rank,
+                 "\nsize = 3\ntimeout_s = 20\n[tables.one]\nstore = \".\"\nlayer = 1\n",
+                 rank == 1 ? "colour = 1\n" : "formula_seed = 1\n");
+      try {
+        TableRegistry::instance().bind(parse_tables(text, store.path(), "my.toml"));
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "no error";
+    });
+  }
+  const std::string text = ranks[0].result();
+  CHECK(has(text, "rank 1: my.toml: tables.one: expected known keys, found 'colour'"));
+  for (const int rank : {1, 2}) CHECK(ranks[static_cast<size_t>(rank)].result() == text);
 }
 
 TEST_CASE("bind: alone it meets nobody, and may be cancelled") {

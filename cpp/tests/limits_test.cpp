@@ -45,10 +45,9 @@ RoomRequest request(int64_t num_bytes, const HostMemoryOptions& options = {}) {
   return {.label = "engram.1 values", .options = options, .num_bytes = num_bytes};
 }
 
-std::string refusal(const std::vector<RoomRequest>& requests, const std::vector<Limits>& by_rank,
-                    std::optional<int64_t> assume_ram = std::nullopt) {
+std::string refusal(const std::vector<RoomRequest>& requests, const std::vector<Limits>& by_rank) {
   try {
-    const std::vector<std::string> warnings = check_room(requests, by_rank, assume_ram);
+    const std::vector<std::string> warnings = check_room(requests, by_rank);
     return warnings.empty() ? "fits" : "warning: " + warnings.front();
   } catch (const Error& error) {
     CHECK(error.status() == ENGRAM_OUT_OF_MEMORY);
@@ -229,8 +228,12 @@ TEST_CASE("hugetlb pages and NUMA nodes refuse, MemAvailable warns, assume_ram d
   CHECK(refusal({request(4 * kGibi)}, {limits}) == "fits");
   CHECK(has(refusal({request(4 * kGibi + 1)}, {limits}), "warning: engram.1 values: expected"));
   CHECK(has(refusal({request(5 * kGibi)}, {limits}), "in MemAvailable: a virtual machine"));
-  CHECK(refusal({request(5 * kGibi)}, {limits}, 5 * kGibi) == "fits");
-  CHECK(has(refusal({request(5 * kGibi)}, {limits}, 3 * kGibi), "(3.00 GiB) in assume_ram"));
+  Limits assumed = limits;
+  assumed.assumed_bytes = 5 * kGibi;
+  CHECK(refusal({request(5 * kGibi)}, {limits, assumed}) == "fits");
+  Limits careful = limits;
+  careful.assumed_bytes = 3 * kGibi;
+  CHECK(has(refusal({request(5 * kGibi)}, {assumed, careful}), "(3.00 GiB) in assume_ram"));
   const HostMemoryOptions huge{.pages = PageKind::k2M};
   CHECK(has(refusal({request(kGibi, huge)}, {limits}), "found 0 bytes (0.00 GiB) in hugetlb"));
   limits.free_hugetlb_bytes = kGibi;

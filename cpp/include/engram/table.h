@@ -148,7 +148,8 @@ class TableRegistry {
 };
 
 //! The tables of a TOML text; relative paths are relative to `folder`, `where` names the text in
-//! errors.
+//! errors. Throws Error for what is no TOML and for a wrong [group]; wrong [tables] are the
+//! Bindings' failure.
 Bindings parse_tables(const std::string& text, const std::string& folder, const std::string& where);
 
 //! The tables of a TOML file, which nobody but its owner (this user or root) may be able to write.

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "engram/error.h"
 #include "table/host_memory.h"
 
 namespace engram {
@@ -57,6 +58,9 @@ struct GroupSettings {
 struct Bindings {
   std::map<std::string, TableOptions> tables;
   GroupSettings group;
+  //! What is wrong with the tables, none of which are there then. Who binds them tells the group,
+  //! which would wait for this rank, and throws it.
+  std::optional<Error> failure;
 };
 
 }  // namespace engram

@@ -81,10 +81,8 @@ class Binding {
       for (TableBuild& table : tables_) table.read(seat_);
       filling_.emplace(tables_, seat_);
       ask_for_kept(work);
-      Vote mine{.node = current_node(),
-                .gpu_node = seat_.gpu_node,
-                .limits = read_limits(),
-                .assume_ram = settings_.assume_ram};
+      Vote mine{.node = current_node(), .gpu_node = seat_.gpu_node, .limits = read_limits()};
+      mine.limits.assumed_bytes = settings_.assume_ram.value_or(-1);
       for (const TableBuild& table : tables_) mine.tables.emplace(table.name(), table.vote(seat_));
       ENGRAM_POINT("bind.vote");
       return Group::Part{.data = to_json(mine), .fds = {}};
@@ -136,7 +134,7 @@ class Binding {
     }
     std::vector<Limits> limits;
     for (Vote& each : votes_) limits.push_back(std::move(each.limits));
-    for (std::string& warning : check_room(requests, limits, votes_.front().assume_ram)) {
+    for (std::string& warning : check_room(requests, limits)) {
       plan.warnings.push_back(std::move(warning));
     }
     if (seat_.rank == 0) {

@@ -222,6 +222,7 @@ nlohmann::json to_json(const Limits& limits) {
   return {{"cgroups", cgroups},
           {"nodes", nodes},
           {"available_bytes", limits.available_bytes},
+          {"assumed_bytes", limits.assumed_bytes},
           {"free_hugetlb_bytes", limits.free_hugetlb_bytes},
           {"shm_identity", limits.shm_identity},
           {"shm_size_bytes", limits.shm_size_bytes},
@@ -237,6 +238,7 @@ Limits limits_from_json(const nlohmann::json& json) {
     limits.nodes.push_back({one.at(0), one.at(1), one.at(2), one.at(3)});
   }
   json.at("available_bytes").get_to(limits.available_bytes);
+  json.at("assumed_bytes").get_to(limits.assumed_bytes);
   json.at("free_hugetlb_bytes").get_to(limits.free_hugetlb_bytes);
   json.at("shm_identity").get_to(limits.shm_identity);
   json.at("shm_size_bytes").get_to(limits.shm_size_bytes);

@@ -36,6 +36,7 @@ struct Limits {
   std::vector<CgroupLimit> cgroups;
   std::vector<NodeRoom> nodes;
   int64_t available_bytes = -1;     //!< MemAvailable
+  int64_t assumed_bytes = -1;       //!< what the user says in its place (assume_ram)
   int64_t free_hugetlb_bytes = -1;  //!< on hugetlb pages of 2 MiB
   std::string shm_identity;         //!< of /dev/shm, as for cgroups
   int64_t shm_size_bytes = -1;      //!< of /dev/shm, where it is a tmpfs with a size
@@ -61,14 +62,13 @@ struct RoomRequest {
 //! together: one line with the bytes needed, the bytes there, and which limit it is. cgroups,
 //! /dev/shm, hugetlb pages and, on machines with several, NUMA nodes refuse. MemAvailable too small
 //! is a warning, for virtual machines grow it, and so are memory.high and uneven interleaving: they
-//! are returned, a line each. `assume_ram` (bytes) stands in for MemAvailable and does refuse, for
-//! who gives it knows.
-//! RLIMIT_MEMLOCK is not asked: it bounds mlock(), which nothing here calls; the CUDA driver pins
-//! without counting against it (see registration.cpp), and allocates kCumem without any cgroup's
-//! being charged (kernel-open/nvidia/nv-vm.c asks for no __GFP_ACCOUNT).
+//! are returned, a line each. assumed_bytes, the least that any rank has, stands in for
+//! MemAvailable and does refuse, for who gives it knows. RLIMIT_MEMLOCK is not asked: it bounds
+//! mlock(), which nothing here calls; the CUDA driver pins without counting against it (see
+//! registration.cpp), and allocates kCumem without any cgroup's being charged
+//! (kernel-open/nvidia/nv-vm.c asks for no __GFP_ACCOUNT).
 std::vector<std::string> check_room(const std::vector<RoomRequest>& requests,
-                                    const std::vector<Limits>& by_rank,
-                                    std::optional<int64_t> assume_ram = std::nullopt);
+                                    const std::vector<Limits>& by_rank);
 
 //! For messages between ranks.
 nlohmann::json to_json(const Limits& limits);

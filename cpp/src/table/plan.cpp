@@ -109,8 +109,7 @@ json to_json(const Vote& vote) {
   return {{"tables", tables},
           {"node", vote.node},
           {"gpu_node", vote.gpu_node},
-          {"limits", to_json(vote.limits)},
-          {"assume_ram", vote.assume_ram.value_or(-1)}};
+          {"limits", to_json(vote.limits)}};
 }
 
 Vote vote_from_json(const json& data) {
@@ -126,8 +125,6 @@ Vote vote_from_json(const json& data) {
   vote.node = data.at("node").get<int>();
   vote.gpu_node = data.at("gpu_node").get<int>();
   vote.limits = limits_from_json(data.at("limits"));
-  const auto assume_ram = data.at("assume_ram").get<int64_t>();
-  if (assume_ram >= 0) vote.assume_ram = assume_ram;
   return vote;
 }
 

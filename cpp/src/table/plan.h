@@ -31,7 +31,6 @@ struct Vote {
   int node = 0;       //!< NUMA node that the rank runs on
   int gpu_node = -1;  //!< NUMA node next to its GPU; -1: unknown
   Limits limits;
-  std::optional<int64_t> assume_ram;  //!< that of rank 0 counts
 };
 
 //! The policy for one copy: kGpu is the node next to the GPU, and kDefault where that is unknown.

@@ -7,6 +7,7 @@
 #include "engram/table.h"
 #include "table/bind.h"
 #include "table/keeper.h"
+#include "table/log.h"
 #include "table/points.h"
 #include "table/record.h"
 #include "table/seat.h"
@@ -75,7 +76,10 @@ void TableRegistry::refuse_bound(const Bindings& bindings) const {
 }
 
 void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
-  if (bindings.tables.empty()) return;
+  const std::optional<Error>& failure = bindings.failure;
+  if (bindings.tables.empty() && !failure) return;
+  // The group's error comes once all ranks have.
+  if (failure && group.size > 1) log(LogLevel::kError, failure->what());
   state().cancelled = false;
   state().progress.done = 0;
   const auto rest = [this] {
@@ -83,7 +87,10 @@ void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
     state().progress.done = 0;
   };
   try {
-    TablesByName loaded = bind_tables(bindings, group, state(), [&] { refuse_bound(bindings); });
+    TablesByName loaded = bind_tables(bindings, group, state(), [&] {
+      if (failure) throw *failure;
+      refuse_bound(bindings);
+    });
     const std::lock_guard lock(mutex_);
     tables_.merge(loaded);
   } catch (...) {
@@ -96,6 +103,7 @@ void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
 void TableRegistry::serve(const Bindings& bindings, const std::string& name,
                           const std::string& socket) {
   state().stop_serving = false;
+  if (bindings.failure) throw *bindings.failure;
   for (const auto& [table, options] : bindings.tables) {
     ENGRAM_CHECK(options.placement == Placement::kHost && options.scales == Placement::kHost &&
                      !options.keeper && options.memory != MemoryKind::kPrivate,
@@ -103,7 +111,8 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
                  "': expected placement host, scales with_rows and memory memfd, ",
                  "shm or cumem for a keeper, found others");
     ENGRAM_CHECK(options.numa.kind != NumaPolicy::kGpu, "table '", table,
-                 "': numa: expected a policy of one copy for a keeper, found gpu");
+                 "': numa: expected a policy of one copy for a keeper, which holds each table ",
+                 "once for all GPUs, found gpu");
   }
   set_stop_role("keeper");
   Keeper keeper(name, socket);

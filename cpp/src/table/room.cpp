@@ -165,8 +165,7 @@ int64_t least(const std::vector<Limits>& by_rank, int64_t Limits::* number) {
 }  // namespace
 
 std::vector<std::string> check_room(const std::vector<RoomRequest>& requests,
-                                    const std::vector<Limits>& by_rank,
-                                    std::optional<int64_t> assume_ram) {
+                                    const std::vector<Limits>& by_rank) {
   std::vector<std::string> warnings;
   check_shm(requests, by_rank);
   Need ordinary;
@@ -182,8 +181,9 @@ std::vector<std::string> check_room(const std::vector<RoomRequest>& requests,
   check_cgroups(requests, by_rank, warnings);
   for (const bool on_huge : {false, true}) check_nodes(requests, by_rank, on_huge, warnings);
   const int64_t available = least(by_rank, &Limits::available_bytes);
-  if (assume_ram.has_value()) {
-    ordinary.refuse_beyond(*assume_ram, "assume_ram");
+  const int64_t assumed = least(by_rank, &Limits::assumed_bytes);
+  if (assumed >= 0) {
+    ordinary.refuse_beyond(assumed, "assume_ram");
   } else if (available >= 0 && ordinary.bytes > available) {
     warnings.push_back(ordinary.text(available, "MemAvailable") +
                        ": a virtual machine may be given more (assume_ram says how much)");

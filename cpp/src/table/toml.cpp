@@ -210,6 +210,19 @@ GroupSettings read_group(const toml::table& table, const std::string& where,
   return group;
 }
 
+//! [tables]
+std::map<std::string, TableOptions> read_all(const toml::table& tables, const std::string& where,
+                                             const std::string& folder) {
+  std::map<std::string, TableOptions> all;
+  for (const auto& [name, value] : tables) {
+    const std::string place = concat(where, ": tables.", name.str());
+    ENGRAM_CHECK(!name.empty(), place, ": expected a name, found none");
+    ENGRAM_CHECK(value.is_table(), place, ": expected a table of keys");
+    all.emplace(name.str(), read_table(*value.as_table(), place, folder));
+  }
+  return all;
+}
+
 //! A table of the root; null where it is not there.
 const toml::table* section(const toml::table& root, const char* key, const char* expected,
                            const std::string& where) {
@@ -250,13 +263,12 @@ Bindings parse_tables(const std::string& text, const std::string& folder,
   if (const toml::table* const group = section(root, "group", "[group]", where)) {
     bindings.group = read_group(*group, where + ": group", folder);
   }
-  const toml::table* const tables = section(root, "tables", "[tables.NAME]", where);
-  if (tables == nullptr) return bindings;
-  for (const auto& [name, value] : *tables) {
-    const std::string place = concat(where, ": tables.", name.str());
-    ENGRAM_CHECK(!name.empty(), place, ": expected a name, found none");
-    ENGRAM_CHECK(value.is_table(), place, ": expected a table of keys");
-    bindings.tables.emplace(name.str(), read_table(*value.as_table(), place, folder));
+  try {
+    if (const toml::table* const tables = section(root, "tables", "[tables.NAME]", where)) {
+      bindings.tables = read_all(*tables, where, folder);
+    }
+  } catch (const Error& error) {
+    bindings.failure = error;
   }
   return bindings;
 }
