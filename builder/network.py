@@ -13,7 +13,7 @@ arrays; the network keeps them alive until it is dropped. Letters in shapes: as 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -76,6 +76,29 @@ def hash_ids(
     )
     outputs = add(network, node, name)
     return HashIds(outputs[0], outputs[1] if next_lookback else None)
+
+
+def paged_hash_ids(
+    network: Network,
+    layout: EngramLayout,
+    token_map: Host | ITensor,
+    token_ids: ITensor,
+    cache: Mapping[str, ITensor],
+    *,
+    tokens_per_block: int,
+    slot_bytes: int,
+    name: str = "",
+) -> ITensor:
+    """Row ids INT32 [T, L, C] under TensorRT-LLM's executor; see nodes.paged_hash_node."""
+    node = nodes.paged_hash_node(
+        layout,
+        token_map,
+        token_ids,
+        cache,
+        tokens_per_block=tokens_per_block,
+        slot_bytes=slot_bytes,
+    )
+    return add(network, node, name)[0]
 
 
 def rank_ids(network: Network, ids: ITensor, hidden: ITensor, rank: int) -> ITensor:

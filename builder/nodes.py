@@ -91,6 +91,50 @@ def hash_node(
     return Node("EngramHash", _present(inputs), fields, outputs)
 
 
+# Of TensorRT-LLM's KV cache and batch, by its own names.
+PAGED_INPUTS = (
+    "host_kv_cache_pool_pointers",
+    "host_kv_cache_pool_mapping",
+    "kv_cache_block_offsets",
+    "sequence_length",
+    "context_lengths",
+    "cache_indirection",
+    "host_request_types",
+    "host_context_lengths",
+)
+
+
+def paged_hash_node(
+    layout: EngramLayout,
+    token_map: Tensor,
+    token_ids: Tensor,
+    cache: Mapping[str, Tensor],
+    *,
+    tokens_per_block: int,
+    slot_bytes: int,
+) -> Node:
+    """INT32 [T, L, C] under TensorRT-LLM's executor: the tokens before a call lie in the keys of
+    its first attention layer, which has one head and belongs to nobody else. The other outputs are
+    what runtime.ops.history gives. `cache` has PAGED_INPUTS."""
+    num_layers, num_columns = layout.offsets.shape
+    inputs = {
+        "token_ids": token_ids,
+        "token_map": token_map,
+        **{name: cache[name] for name in PAGED_INPUTS},
+        "multipliers": layout.multipliers,
+        "primes": layout.primes.reshape(num_layers, num_columns),
+        "offsets": layout.offsets,
+    }
+    fields: dict[str, int | float | str] = {
+        "pad_token_id": layout.config.pad_token_id,
+        "history": "kv_phantom",
+        "tokens_per_block": tokens_per_block,
+        "slot_bytes": slot_bytes,
+    }
+    outputs = ("hash_ids", "positions", "cu_seqlens", "lookback_ids")
+    return Node("EngramHash", inputs, fields, outputs)
+
+
 def lookup_node(
     hash_ids: Tensor,
     *,

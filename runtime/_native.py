@@ -98,6 +98,31 @@ class HashArgs(ctypes.Structure):
     ]
 
 
+class HistoryArgs(ctypes.Structure):
+    _fields_ = [
+        ("primary_pool", c_void_p),
+        ("secondary_pool", c_void_p),
+        ("block_offsets", c_void_p),
+        ("sequence_lengths", c_void_p),
+        ("context_lengths", c_void_p),
+        ("cache_indirection", c_void_p),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("cu_seqlens", c_void_p),
+        ("lookback_ids", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_requests", c_int32),
+        ("num_contexts", c_int32),
+        ("num_context_tokens", c_int32),
+        ("max_blocks", c_int32),
+        ("tokens_per_block", c_int32),
+        ("slot_bytes", c_int32),
+        ("beam_width", c_int32),
+        ("max_sequence", c_int32),
+        ("max_ngram_size", c_int32),
+    ]
+
+
 class LookupArgs(ctypes.Structure):
     _fields_ = [
         ("values", c_void_p),
@@ -161,12 +186,13 @@ class GateArgs(ctypes.Structure):
     ]
 
 
-OpArgs = HashArgs | LookupArgs | StageArgs | ProjectArgs | GateArgs
+OpArgs = HashArgs | HistoryArgs | LookupArgs | StageArgs | ProjectArgs | GateArgs
 
 LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p)
 
 _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     "engram_hash": (c_int32, [POINTER(HashArgs), POINTER(Exec)]),
+    "engram_history": (c_int32, [POINTER(HistoryArgs), POINTER(Exec)]),
     "engram_lookup": (c_int32, [POINTER(LookupArgs), POINTER(Exec)]),
     "engram_lookup_workspace": (c_int32, [POINTER(LookupArgs), POINTER(c_int64)]),
     "engram_stage": (c_int32, [POINTER(StageArgs), POINTER(Exec)]),
@@ -193,6 +219,7 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
 }
 _OP_SYMBOLS: dict[type, str] = {
     HashArgs: "engram_hash",
+    HistoryArgs: "engram_history",
     LookupArgs: "engram_lookup",
     StageArgs: "engram_stage",
     ProjectArgs: "engram_project",

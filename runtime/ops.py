@@ -23,14 +23,14 @@ row (head_dim).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from trtllm_engram.plugins.errors import InputError
 
 from . import _native
-from .arrays import BF16, BOOL, E8M0, FP8, HIDDEN, INT32, POSITION, UINT8, Array
+from .arrays import BF16, BOOL, E8M0, FP8, HIDDEN, INT32, POSITION, UINT8, Array, View
 from .call import Call, check_head_dim, integer, number, output_pair
 from .lookup_call import (
     E8M0_BYTES,
@@ -138,6 +138,101 @@ def hash_ids(
         )
     )
     return result.array
+
+
+class History(NamedTuple):
+    """What hash_ids takes of a call whose history lies in a paged KV cache."""
+
+    positions: Any  # int32 [T]
+    cu_seqlens: Any  # int32 [B+1]
+    lookback_ids: Any  # int32 [B, N-1]
+
+
+def history(
+    pool: Array,
+    block_offsets: Array,
+    sequence_lengths: Array,
+    context_lengths: Array,
+    token_ids: Array,
+    *,
+    num_contexts: int,
+    num_context_tokens: int,
+    max_ngram_size: int,
+    secondary_pool: Array | None = None,
+    cache_indirection: Array | None = None,
+    out: History | None = None,
+    stream: Any = None,
+) -> History:
+    """The tokens before a call, from the slots of a reserved layer of TensorRT-LLM's paged KV
+    cache; this call's tokens are written into their slots. Context chunks come first.
+
+    Args:
+        pool: uint8 [blocks, tokens of a block, bytes of a slot] from the layer's first block on.
+        block_offsets: int32 [B, 2, blocks of a request], keys' and values'; bit 31: secondary_pool.
+        sequence_lengths: int32 [B], tokens with this call's.
+        context_lengths: int32 [B], of a chunk its tokens, of a generation step the prompt's.
+        token_ids: int32 [T] raw ids; generation steps have the same number of tokens each.
+        secondary_pool: as pool.
+        cache_indirection: int32 [prompts, beams, positions]; None: no beams.
+        out: arrays for the result.
+
+    Raises:
+        InputError: a slot does not hold what was written there (on a GPU: a device fault, and that
+            request's lookback_ids are -2, for which hash_ids gives row ids -1).
+    """
+    given = out or History(None, None, None)
+    call = Call(
+        "history",
+        stream,
+        token_ids=token_ids,
+        pool=pool,
+        secondary_pool=secondary_pool,
+        block_offsets=block_offsets,
+        sequence_lengths=sequence_lengths,
+        context_lengths=context_lengths,
+        cache_indirection=cache_indirection,
+        positions=given.positions,
+        cu_seqlens=given.cu_seqlens,
+        lookback_ids=given.lookback_ids,
+    )
+    (num_tokens,) = call.input("token_ids", INT32, (None,)).shape
+    blocks = call.input("pool", UINT8, (None, None, None))
+    _, tokens_per_block, slot_bytes = blocks.shape
+    offsets = call.input("block_offsets", INT32, (None, 2, None))
+    num_requests, _, max_blocks = offsets.shape
+    beam_width, max_sequence = 1, 0
+    if cache_indirection is not None:
+        beams = call.input("cache_indirection", INT32, (None, None, None))
+        _, beam_width, max_sequence = beams.shape
+    window = integer("history: max_ngram_size", max_ngram_size) - 1
+    positions = call.result("positions", INT32, (num_tokens,))
+    boundaries = call.result("cu_seqlens", INT32, (num_requests + 1,))
+    lookback = call.result("lookback_ids", INT32, (num_requests, window))
+    call.run(
+        _native.HistoryArgs(
+            primary_pool=call.output("pool", UINT8, blocks.shape),
+            secondary_pool=_secondary_pool(call, blocks) if secondary_pool is not None else None,
+            block_offsets=offsets.pointer,
+            sequence_lengths=call.input("sequence_lengths", INT32, (num_requests,)).pointer,
+            context_lengths=call.input("context_lengths", INT32, (num_requests,)).pointer,
+            cache_indirection=call.optional("cache_indirection", INT32, (None, None, None)),
+            token_ids=call.input("token_ids", INT32, (num_tokens,)).pointer,
+            positions=positions.pointer,
+            cu_seqlens=boundaries.pointer,
+            lookback_ids=lookback.pointer,
+            num_tokens=num_tokens,
+            num_requests=num_requests,
+            num_contexts=integer("history: num_contexts", num_contexts),
+            num_context_tokens=integer("history: num_context_tokens", num_context_tokens),
+            max_blocks=max_blocks,
+            tokens_per_block=tokens_per_block,
+            slot_bytes=slot_bytes,
+            beam_width=beam_width,
+            max_sequence=max_sequence,
+            max_ngram_size=window + 1,
+        )
+    )
+    return History(positions.array, boundaries.array, lookback.array)
 
 
 def lookup(
@@ -353,6 +448,11 @@ def raise_device_fault(device: int = 0) -> None:
     A kernel that still runs may report later: synchronise first to be sure.
     """
     _native.device_fault(device)
+
+
+def _secondary_pool(call: Call, blocks: View) -> int | None:
+    shape = call.input("secondary_pool", UINT8, (None, *blocks.shape[1:])).shape
+    return call.output("secondary_pool", UINT8, shape)
 
 
 def _hash_constants(call: Call, layout: EngramLayout) -> tuple[int, int, int]:

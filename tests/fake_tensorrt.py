@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import reference
+from paged_kv import UNUSED_BLOCK
 
 from trtllm_engram.plugins.registration import plugin_fields
 from trtllm_engram.runtime import ops
@@ -149,7 +151,61 @@ class Weights:
         return np.frombuffer(ctypes.string_at(self.address, self.size * dtype.itemsize), dtype)
 
 
+def at(address: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Bytes at an address, to be written."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * math.prod(shape)).from_address(address)).reshape(
+        shape
+    )
+
+
+def paged_hash_plugin(fields: Any, token_ids: Tensor, *rest: Tensor) -> Any:
+    """As cpp/plugins/paged_hash.cpp finds the pools and the kinds of requests."""
+    multipliers, _, offsets = rest[-3:]
+    num_layers, num_columns = offsets.shape
+    shapes = [("INT32", (-1, num_layers, num_columns)), *[("INT32", (-1,))] * 2]
+    shapes.append(("INT32", (-1, multipliers.shape[1] - 1)))
+
+    def run(_: Any, ids: Any, token_map: Any, pointers: Any, mapping: Any, *rest: Any) -> Any:
+        blocks, lengths, contexts, beams, types, host_lengths, multipliers, primes, offsets = rest
+        pool, layer = mapping[0]
+        block = (fields["tokens_per_block"], fields["slot_bytes"])
+        count = 1 + int((blocks[pool] & 2**31 - 1)[blocks[pool] != UNUSED_BLOCK].max())
+        pools = [
+            at(int(address) + 2 * int(layer) * math.prod(block), (count, *block))
+            for address in pointers[pool]
+        ]
+        num_contexts = int((types == 0).sum())
+        layout = layout_of(fields, multipliers, primes, offsets)
+        past = ops.history(
+            pools[0],
+            np.ascontiguousarray(blocks[pool]),
+            lengths,
+            contexts,
+            ids,
+            num_contexts=num_contexts,
+            num_context_tokens=int(host_lengths[:num_contexts].sum()),
+            max_ngram_size=multipliers.shape[1],
+            secondary_pool=pools[1],
+            cache_indirection=beams if beams.shape[1] > 1 else None,
+        )
+        return (ops.hash_ids(layout, token_map, ids, *past), *past)
+
+    return run, shapes
+
+
+def layout_of(fields: Any, multipliers: Any, primes: Any, offsets: Any) -> SimpleNamespace:
+    shape = (len(multipliers), multipliers.shape[1] - 1, -1)
+    return SimpleNamespace(
+        config=SimpleNamespace(pad_token_id=fields["pad_token_id"]),
+        multipliers=multipliers,
+        primes=primes.reshape(shape),
+        offsets=offsets,
+    )
+
+
 def hash_plugin(fields: Any, token_ids: Tensor, *rest: Tensor) -> Any:
+    if fields["history"] == "kv_phantom":
+        return paged_hash_plugin(fields, token_ids, *rest)
     explicit = fields["history"] == "explicit"
     multipliers, _, offsets = rest[-3:]
     num_layers, num_columns = offsets.shape
@@ -161,12 +217,7 @@ def hash_plugin(fields: Any, token_ids: Tensor, *rest: Tensor) -> Any:
         lookback = rest[0] if explicit else None
         multipliers, primes, offsets = rest[-3:]
         orders = multipliers.shape[1] - 1
-        layout = SimpleNamespace(
-            config=SimpleNamespace(pad_token_id=fields["pad_token_id"]),
-            multipliers=multipliers,
-            primes=primes.reshape(num_layers, orders, -1),
-            offsets=offsets,
-        )
+        layout = layout_of(fields, multipliers, primes, offsets)
         hashed = ops.hash_ids(layout, token_map, ids, positions, bounds, lookback)
         if not fields["has_next_lookback"]:
             return (hashed,)

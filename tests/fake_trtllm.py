@@ -20,9 +20,10 @@ NUMPY = {"int32": ("INT32", np.int32), "bfloat16": ("BF16", ml_dtypes.bfloat16)}
 
 
 class State:
-    """The network that is being built."""
+    """The network that is being built, and the model that it is of."""
 
     net: Any = None
+    model: Any = None
 
 
 def default_net() -> Any:
@@ -153,8 +154,14 @@ class PretrainedConfig:
         self.architecture, self.dtype, self.hidden_size = architecture, dtype, hidden_size
         self.num_hidden_layers, self.vocab_size = num_hidden_layers, vocab_size
         self.mapping = Mapping(**(mapping or {}))
+        self.kv_dtype = dtype
+        self.head_size = hidden_size // 4
+        self.num_key_value_heads = 4
         for name, value in kw.items():
             setattr(self, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "mapping": vars(self.mapping)}
 
 
 class Weight(Module):
@@ -164,10 +171,11 @@ class Weight(Module):
 
 
 class DecoderLayer(Module):
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, index: int) -> None:
         super().__init__()
         width = config.hidden_size * getattr(config, "hc_mult", 1)
         self.attention = Module()
+        self.attention.local_layer_idx = index
         self.attention.dense = Weight((width, width), config.dtype)
 
     def forward(self, hidden_states: Any, use_cache: bool = False) -> Any:
@@ -195,10 +203,16 @@ class LayerList(Module):
         super().__init__()
         here = config.mapping.pp_layers(config.num_hidden_layers)
         for index in range(len(here)):
-            setattr(self, str(index), DecoderLayer(config))
+            setattr(self, str(index), DecoderLayer(config, index))
 
     def __getitem__(self, index: int) -> Any:
         return self._modules[str(index)]
+
+    def __iter__(self) -> Any:
+        return iter(self._modules.values())
+
+    def __len__(self) -> int:
+        return len(self._modules)
 
     def forward(self, hidden_states: Any, use_cache: bool = False) -> Any:
         for layer in self._modules.values():
@@ -228,6 +242,33 @@ class Transformer(Module):
         return self.layers.forward(hidden_states, use_cache=use_cache)
 
 
+# Dynamic sizes by name, others fixed, of the inputs of a paged cache and of its batch.
+CACHE: dict[str, tuple[str, list[Any]]] = {
+    "host_kv_cache_pool_pointers": ("INT64", ["pools", 2]),
+    "kv_cache_block_offsets": ("INT32", ["pools", "batch_beams", 2, "blocks"]),
+    "cache_indirection": ("INT32", ["prompts", "beams", "positions"]),
+}
+BATCH = ("sequence_length", "context_lengths", "host_request_types", "host_context_lengths")
+
+
+def _cache_inputs(num_layers: int, mapping_shape: list[int]) -> dict[str, Any]:
+    def made(name: str, dtype: str, sizes: list[Any]) -> Tensor:
+        dims = OrderedDict(
+            (size, [[1, 4, 64]] * 2) if isinstance(size, str) else (f"{name}_{axis}", [size] * 2)
+            for axis, size in enumerate(sizes)
+        )
+        return Tensor(name, dtype, [-1 if isinstance(s, str) else s for s in sizes], dims)
+
+    cache = {name: made(name, *shape) for name, shape in CACHE.items()}
+    name = "host_kv_cache_pool_mapping"
+    cache[name] = made(name, "INT32", mapping_shape)
+    batch = {name: made(name, "INT32", ["batch_beams"]) for name in BATCH}
+    return {
+        "kv_cache_params": SimpleNamespace(**cache),
+        "attention_params": SimpleNamespace(**batch),
+    }
+
+
 class PostInit(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
@@ -253,7 +294,10 @@ class DecoderModelForCausalLM(Module, metaclass=PostInit):
             parameter.value = weights[name]
         return model
 
-    def forward(self, input_ids, position_ids=None, use_cache=False, hidden_states=None) -> Any:
+    def forward(
+        self, input_ids, position_ids=None, use_cache=False, hidden_states=None,
+        kv_cache_params=None, attention_params=None,
+    ) -> Any:  # fmt: skip
         extra = {} if hidden_states is None else {"hidden_states": hidden_states}
         hidden = self.transformer.forward(
             input_ids=input_ids, position_ids=position_ids, use_cache=use_cache, **extra
@@ -261,7 +305,7 @@ class DecoderModelForCausalLM(Module, metaclass=PostInit):
         hidden.trt_tensor.name = "hidden"
         default_trtnet().mark_output(hidden.trt_tensor)
 
-    def _inputs(self, max_num_tokens: int, use_cache: bool) -> dict[str, Any]:
+    def _inputs(self, max_num_tokens: int, use_cache: bool, num_layers: Any) -> dict[str, Any]:
         tokens = [[1, 4, 8], [1, max_num_tokens, max_num_tokens]]
         packed = default_net().plugin_config.remove_input_padding
         if not self.config.mapping.is_first_pp_rank():
@@ -275,4 +319,8 @@ class DecoderModelForCausalLM(Module, metaclass=PostInit):
         ids, positions = (
             Tensor(name, "INT32", [-1] * len(dims), dims) for name in ("input_ids", "position_ids")
         )
-        return {"input_ids": ids, "position_ids": positions, "use_cache": use_cache}
+        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": use_cache}
+        if not default_net().plugin_config.gpt_attention_plugin:
+            return inputs
+        layers = self.config.num_hidden_layers if num_layers is None else num_layers
+        return {**inputs, **_cache_inputs(layers, self.mapping_shape(layers))}

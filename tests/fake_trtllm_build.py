@@ -27,27 +27,40 @@ OURS = ("front_end", "memory", "model", "llama")
 
 def _prepare_inputs_0_15(
     self, max_num_tokens, use_cache, max_draft_len=0, prompt_embedding_table_size=0,
-    gather_generation_logits=False,
+    gather_generation_logits=False, num_hidden_layers=None,
+    speculative_decoding_draft_tokens_external=False,
 ) -> Any:  # fmt: skip
-    return self._inputs(max_num_tokens, use_cache)
+    return self._inputs(max_num_tokens, use_cache, num_hidden_layers)
 
 
 def _prepare_inputs_1_2(
     self, max_num_tokens, use_cache, max_draft_len=0, prompt_embedding_table_size=0,
+    num_hidden_layers=None, speculative_decoding_draft_tokens_external=False,
 ) -> Any:  # fmt: skip
-    return self._inputs(max_num_tokens, use_cache)
+    return self._inputs(max_num_tokens, use_cache, num_hidden_layers)
+
+
+SETTINGS = (
+    "remove_input_padding",
+    "reduce_fusion",
+    "gpt_attention_plugin",
+    "paged_kv_cache",
+    "tokens_per_block",
+)
 
 
 class SlottedPluginConfig:
     """0.15: fields behind properties, and few of them."""
 
-    __slots__ = ("_reduce_fusion", "_remove_input_padding")
+    __slots__ = tuple(f"_{name}" for name in SETTINGS)
 
-    def __init__(self, remove_input_padding: bool, reduce_fusion: bool) -> None:
-        self._remove_input_padding, self._reduce_fusion = remove_input_padding, reduce_fusion
+    def __init__(self, **values: Any) -> None:
+        for name in SETTINGS:
+            setattr(self, f"_{name}", values[name])
 
-    remove_input_padding = property(lambda self: self._remove_input_padding)
-    reduce_fusion = property(lambda self: self._reduce_fusion)
+
+for _name in SETTINGS:
+    setattr(SlottedPluginConfig, _name, property(lambda self, n=f"_{_name}": getattr(self, n)))
 
 
 def forget_ours() -> None:
@@ -68,6 +81,9 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
     class VersionModel(DecoderModelForCausalLM):
         prepare_inputs = _prepare_inputs_0_15 if version == "0.15" else _prepare_inputs_1_2
+
+        def mapping_shape(self, num_layers: int) -> list[int]:
+            return [num_layers] if version == "0.15" else [num_layers, 2]
 
     class LLaMAConfig(PretrainedConfig):
         def __init__(self, *, mlp_bias: bool = False, **kwargs: Any) -> None:
@@ -120,9 +136,10 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 def build(
     version, checkpoint, model_file, name, *,
-    rank=0, packed=True, fusion=False, weights=True, **settings,
+    rank=0, packed=True, fusion=False, weights=True, paged=None, **settings,
 ) -> Any:  # fmt: skip
-    """trtllm-build's steps in its order: model file, config, model, network."""
+    """trtllm-build's steps in its order: model file, config, model, network. `paged`: tokens of a
+    block, where there is a paged KV cache."""
     from tensorrt_llm.models import MODEL_MAP
 
     loader = SourceFileLoader("models", str(model_file))
@@ -136,12 +153,18 @@ def build(
     model = (
         model_class.from_checkpoint(checkpoint, config=config) if weights else model_class(config)
     )
-    plugins: Any = SlottedPluginConfig(packed, fusion)
+    values = {
+        "remove_input_padding": packed,
+        "reduce_fusion": fusion,
+        "gpt_attention_plugin": "auto" if paged else None,
+        "paged_kv_cache": bool(paged),
+        "tokens_per_block": paged,
+    }
+    plugins: Any = SlottedPluginConfig(**values)
     if version != "0.15":
-        plugins = SimpleNamespace(
-            remove_input_padding=packed, reduce_fusion=fusion, norm_quant_fusion=False
-        )
+        plugins = SimpleNamespace(**values, norm_quant_fusion=False)
     State.net = SimpleNamespace(trt_network=fake_tensorrt.Network(), plugin_config=plugins, dims={})
+    State.model = model
     known = {"max_num_tokens": 64, "use_cache": True, **settings}
     if version == "0.15":
         known["gather_generation_logits"] = False

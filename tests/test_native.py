@@ -32,6 +32,7 @@ CTYPES = {
 STRUCTS = {
     "engram_exec": _native.Exec,
     "engram_hash_args": _native.HashArgs,
+    "engram_history_args": _native.HistoryArgs,
     "engram_lookup_args": _native.LookupArgs,
     "engram_stage_args": _native.StageArgs,
     "engram_project_args": _native.ProjectArgs,

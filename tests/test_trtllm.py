@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from checkpoints import refusal, small_checkpoint
 from fake_trtllm_build import VERSIONS, State, build, forget_ours, install
+from paged_kv import Executor, Sizes
 from safetensors.numpy import load_file, save_file
 from trtllm_checkpoints import NUM_LAYERS, STORE, base_checkpoint, decode
 
@@ -187,6 +188,94 @@ def test_the_base_stays_as_it_was(checkpoint):
     for name, value in before.items():
         np.testing.assert_array_equal(bits(after.pop(name)), bits(value))
     assert all(name.startswith("engram.") for name in after)
+
+
+def paged_feeds(call, executor):
+    """A step of the simulated executor, as TensorRT-LLM binds it to an engine's inputs."""
+    given, num_contexts = call.arguments, call.arguments["num_contexts"]
+    pools = executor.cache.pools
+    types = np.arange(len(call.counts)) >= num_contexts
+    beams = given["cache_indirection"]
+    if beams is None:
+        beams = np.zeros((len(call.counts), 1, executor.capacity), np.int32)
+    return {
+        "input_ids": given["token_ids"],
+        "position_ids": np.full(given["token_ids"].size, -7, np.int32),
+        "host_kv_cache_pool_pointers": np.array([[pool.ctypes.data for pool in pools]], np.int64),
+        "host_kv_cache_pool_mapping": np.array(
+            [[0, executor.sizes.layer], *[[0, 0]] * NUM_LAYERS], np.int32
+        ),
+        "kv_cache_block_offsets": given["block_offsets"][None],
+        "cache_indirection": beams,
+        "sequence_length": given["sequence_lengths"],
+        "context_lengths": given["context_lengths"],
+        "host_request_types": types.astype(np.int32),
+        "host_context_lengths": given["context_lengths"],
+    }
+
+
+@pytest.mark.parametrize(("beams", "drafts"), [(1, 2), (3, 0)], ids=["drafts", "beams"])
+def test_history_in_the_kv_cache(version, store, checkpoint, beams, drafts):
+    """Under a simulated executor every step has the bits of the whole histories."""
+    base, output = checkpoint("kv_phantom")
+    if version == "0.15":
+        with refusal("host_kv_cache_pool_mapping: expected [layers, 2], found [7]"):
+            build(version, output, *LLAMA, paged=4)
+        return
+    net = build(version, output, *LLAMA, paged=4)
+    slot_bytes = 2 * store.config.hidden_size // 4
+    sizes = Sizes(tokens_per_block=4, slot_bytes=slot_bytes)
+    executor = Executor(sizes, 2, beams, vocabulary=store.token_map.size)
+    steps = 0
+    for event in ["add", "step", "step", "step", "finish", "add"] * 12:
+        if event == "add":
+            executor.add()
+        elif event == "finish":
+            executor.finish(executor.requests[0]) if executor.requests else None
+        elif made := executor.step(drafts):
+            call, after = made
+            found = run(net, store, paged_feeds(call, executor))["hidden"]
+            expected = [
+                decode(store, base, np.array(tokens, np.int32))[-count:]
+                for tokens, count in zip(call.seen, call.counts, strict=True)
+            ]
+            np.testing.assert_array_equal(bits(found), bits(np.concatenate(expected)))
+            after()
+            steps += 1
+    assert steps > 20
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:], indirect=True)
+def test_one_more_layer_in_the_cache(version, checkpoint):
+    """The first: the decoder's own come after it, and the executor makes it with one head."""
+    net = build(version, checkpoint("kv_phantom")[1], *LLAMA, paged=32)
+    (node,) = [layer.plugin for layer in net.layers if layer.name == "engram/hash"]
+    assert (node.fields["tokens_per_block"], node.fields["slot_bytes"]) == (32, 32)
+    assert net.inputs["host_kv_cache_pool_mapping"].shape == (NUM_LAYERS + 1, 2)
+    assert not [name for name in net.inputs if name.startswith("engram")]
+    layers = State.model.transformer.layers
+    assert [layer.attention.local_layer_idx for layer in layers] == [1, 2, 3, 4, 5, 6]
+    config = State.model.config.to_dict()
+    assert config["num_hidden_layers"] == NUM_LAYERS + 1
+    assert config["num_kv_heads_per_layer"] == [1, 4, 4, 4, 4, 4, 4]
+
+
+PHANTOM_REFUSED = {
+    "NVFP4": ({"kv_dtype": "fp4"}, {}, "kv_phantom: kv_dtype: expected one of"),
+    "stages": ({"mapping": {"pp_size": 2}}, {}, "kv_phantom: mapping.pp_size: expected 1, found 2"),
+    "trees": ({}, {"max_draft_len": 3}, "found one whose drafts are trees"),
+    "no pages": ({}, {"paged": None}, "kv_phantom: gpt_attention_plugin: expected to be on"),
+    "padding": ({}, {"packed": False}, "kv_phantom: remove_input_padding: expected to be on"),
+    "no cache": ({}, {"use_cache": False}, "kv_phantom: use_cache: expected to be on, found False"),
+}
+
+
+@pytest.mark.parametrize("case", PHANTOM_REFUSED)
+def test_what_the_kv_cache_cannot_hold(version, checkpoint, case):
+    changes, settings, text = PHANTOM_REFUSED[case]
+    _, output = checkpoint("kv_phantom", **changes)
+    with refusal(text):
+        build(version, output, *LLAMA, **{"paged": 32, **settings})
 
 
 REFUSED = {

@@ -10,10 +10,11 @@
     model_file.py   what trtllm-build executes
     llama.py        EngramForCausalLM: the Llama family
     model.py        what makes any decoder one with Engram layers
+    phantom.py      history in the KV cache of TensorRT-LLM's executor
     memory.py       the hash node, and the layers with their weights
     front_end.py    TensorRT-LLM's surfaces, which change between its versions
 
-The last five import tensorrt_llm, and nothing else in the project does.
+The last six import tensorrt_llm, and nothing else in the project does.
 """
 
 from pathlib import Path

@@ -14,7 +14,7 @@ from trtllm_engram.builder import network
 from trtllm_engram.builder.config import EngramConfig
 from trtllm_engram.builder.layout import EngramLayout
 from trtllm_engram.builder.network import ITensor
-from trtllm_engram.builder.trtllm import front_end
+from trtllm_engram.builder.trtllm import front_end, phantom
 from trtllm_engram.builder.trtllm.section import EngramSection, layer_prefix
 from trtllm_engram.plugins.errors import InputError
 
@@ -39,6 +39,8 @@ class EngramMemory(Module):  # type: ignore[misc]
 
     def add_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The inputs of a model, and those of the history besides."""
+        if self.section.history == "kv_phantom":
+            return inputs
         ids = inputs["input_ids"]
         added = {CU_SEQLENS: front_end.request_input(CU_SEQLENS, ids, 1)}
         if self.section.history == "explicit":
@@ -46,8 +48,9 @@ class EngramMemory(Module):  # type: ignore[misc]
             added[LOOKBACK_IDS] = front_end.request_input(LOOKBACK_IDS, ids, 0, window)
         return inputs | added
 
-    def hash(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Adds the hash node, once per model; returns the inputs that are left for the decoder."""
+    def hash(self, inputs: dict[str, Any], slot_bytes: int) -> dict[str, Any]:
+        """Adds the hash node, once per model; returns the inputs that are left for the decoder.
+        slot_bytes: of a token's key in an attention layer of one head."""
         if not self.token_map.is_inited():
             raise InputError(
                 "trtllm-build: expected --checkpoint_dir, of trtllm-engram trtllm-checkpoint; "
@@ -59,6 +62,18 @@ class EngramMemory(Module):  # type: ignore[misc]
                 "engram.token_map: expected the token map of engram.fingerprint in config.json, "
                 "found another"
             )
+        if self.section.history == "kv_phantom":
+            self._ids = network.paged_hash_ids(
+                front_end.network(),
+                layout,
+                self.token_map.value.trt_tensor,
+                inputs["input_ids"].trt_tensor,
+                phantom.cache_tensors(inputs),
+                tokens_per_block=front_end.plugin_setting("tokens_per_block"),
+                slot_bytes=slot_bytes,
+                name="engram/hash",
+            )
+            return inputs
         boundaries = inputs.pop(CU_SEQLENS).trt_tensor
         lookback = inputs.pop(LOOKBACK_IDS, None)
         net = front_end.network()

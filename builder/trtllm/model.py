@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trtllm_engram.builder.trtllm import front_end
+from trtllm_engram.builder.trtllm import front_end, phantom
 from trtllm_engram.builder.trtllm.memory import EngramMemory
 from trtllm_engram.builder.trtllm.section import EngramSection
 from trtllm_engram.plugins.errors import InputError
@@ -36,10 +36,16 @@ class EngramConfigMixin:
         self.engram = dict(engram)
         super().__init__(**kwargs)
 
+    def to_dict(self) -> dict[str, Any]:
+        """What an engine's config.json tells the executor."""
+        data: dict[str, Any] = super().to_dict()  # type: ignore[misc]
+        return phantom.cache_layers(data) if self.engram["history"] == "kv_phantom" else data
+
 
 class EngramDecoderMixin:
     """Goes before a subclass of DecoderModelForCausalLM."""
 
+    config: Any
     transformer: Any
     engram: EngramMemory | None
 
@@ -48,6 +54,11 @@ class EngramDecoderMixin:
         _check_base(type(self), section)
         _check_config(config, section)
         super().__init__(config)  # type: ignore[call-arg]
+        self._slot_bytes = 0
+        if section.history == "kv_phantom":
+            phantom.check_config(config)
+            phantom.shift_layers(self.decoder_layers())
+            self._slot_bytes = phantom.slot_bytes(config)
         self.engram = None
         if config.mapping.is_first_pp_rank():  # where input_ids comes in
             self.engram = EngramMemory(section, config.vocab_size, config.dtype)
@@ -60,16 +71,17 @@ class EngramDecoderMixin:
         return layers
 
     def prepare_inputs(self, **kwargs: Any) -> dict[str, Any]:
+        if self.engram is not None:
+            front_end.refuse_fusions()
+            _check_inputs(self.engram.section, kwargs)
+            if self.engram.section.history == "kv_phantom":
+                kwargs = phantom.with_layer(kwargs, self.config)
         inputs: dict[str, Any] = super().prepare_inputs(**kwargs)  # type: ignore[misc]
-        if self.engram is None:
-            return inputs
-        front_end.refuse_fusions()
-        _check_inputs(self.engram.section, kwargs)
-        return self.engram.add_inputs(inputs)
+        return inputs if self.engram is None else self.engram.add_inputs(inputs)
 
     def forward(self, **inputs: Any) -> Any:
         if self.engram is not None:
-            inputs = self.engram.hash(inputs)
+            inputs = self.engram.hash(inputs, self._slot_bytes)
         return super().forward(**inputs)  # type: ignore[misc]
 
 
@@ -117,7 +129,9 @@ def _check_config(config: Any, section: EngramSection) -> None:
 
 def _check_inputs(section: EngramSection, settings: Mapping[str, Any]) -> None:
     """Settings of trtllm-build with which rows would be wrong."""
-    if settings.get("max_draft_len"):
+    if section.history == "kv_phantom":
+        phantom.check_settings(settings)
+    elif settings.get("max_draft_len"):
         raise InputError(
             f"--max_draft_len: expected 0 with history {section.history}, found "
             f"{settings['max_draft_len']}: position_ids does not follow draft tokens"

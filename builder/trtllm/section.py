@@ -22,6 +22,7 @@ FORMAT_VERSION = 1
 ARCHITECTURE = "EngramForCausalLM"
 HISTORIES = {
     "explicit": "inputs engram_cu_seqlens and engram_lookback_ids, output engram_next_lookback_ids",
+    "kv_phantom": "the KV cache of TensorRT-LLM's executor, in one more layer of one head",
     "whole_prompt": "input engram_cu_seqlens; every call has whole prompts, and no KV cache",
 }
 # Parameters of the model, without the layer's own prefix.

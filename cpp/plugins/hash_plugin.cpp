@@ -2,6 +2,7 @@
 //! EngramHash: token ids to row ids. Inputs and fields: hash_spec() below; arithmetic: layout.h.
 #include "engram/layout.h"
 #include "engram/ops.h"
+#include "paged_hash.h"
 #include "plugin.h"
 
 namespace engram::plugins {
@@ -18,7 +19,7 @@ class HashOp final : public Op {
         explicit_history_(fields.text("history") == "explicit"),
         has_boundaries_(fields.flag("has_cu_seqlens")) {
     ENGRAM_CHECK(explicit_history_ || fields.text("history") == "whole_prompt",
-                 "field 'history': expected explicit or whole_prompt, found '",
+                 "field 'history': expected explicit, whole_prompt or kv_phantom, found '",
                  fields.text("history"), "'");
     ENGRAM_CHECK(pad_token_id_ >= 0, "field 'pad_token_id': expected at least 0, found ",
                  pad_token_id_);
@@ -152,14 +153,18 @@ const OpSpec& hash_spec() {
       {required_int("pad_token_id", "raw id that blocked and unknown positions count as"),
        required_text(
            "history",
-           "explicit: lookback inputs hold the tokens before this call; whole_prompt: no past"),
+           "explicit: lookback inputs hold the tokens before this call; whole_prompt: no past; "
+           "kv_phantom: they lie in TensorRT-LLM's KV cache (paged_hash.cpp has the inputs)"),
        optional_int("has_cu_seqlens", 1,
                     "1: input cu_seqlens bounds the requests; 0: one token per request"),
        optional_int("has_lookback_dead", 0, "1: input lookback_dead is there"),
        optional_int("has_dead_mask", 0, "1: input dead_mask is there"),
        optional_int("has_next_lookback", 0, "1: output next_lookback_ids is there"),
+       optional_int("tokens_per_block", 0, "kv_phantom: of the KV cache"),
+       optional_int("slot_bytes", 0, "kv_phantom: of a token's key in the reserved layer"),
        format_version_field()},
       [](const FieldValues& fields) -> std::unique_ptr<Op> {
+        if (fields.text("history") == "kv_phantom") return make_paged_hash(fields);
         return std::make_unique<HashOp>(fields);
       }};
   return spec;

@@ -99,6 +99,17 @@ engram_status engram_hash(const engram_hash_args* args, const engram_exec* exec)
   return run_op(args, exec, "hash", check_hash, hash_cpu, launch);
 }
 
+engram_status engram_history(const engram_history_args* args, const engram_exec* exec) {
+#if ENGRAM_CUDA
+  const auto launch = [&](const engram_history_args& a, cudaStream_t stream) {
+    return history_cuda(a, fault_word(exec->device), stream);
+  };
+#else
+  const auto launch = nullptr;
+#endif
+  return run_op(args, exec, "history", check_history, history_cpu, launch);
+}
+
 engram_status engram_lookup(const engram_lookup_args* args, const engram_exec* exec) {
   return run_op(args, exec, "lookup", check_lookup, lookup_cpu, lookup_by_path);
 }

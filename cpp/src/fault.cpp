@@ -32,6 +32,9 @@ std::string fault_text(uint64_t packed) {
           "]: expected boundaries that rise from 0 to at most the number of tokens, found ", value);
     case FaultCode::kTokenMap:
       return concat("token_map[", index, "]: expected 0 or more, found ", value);
+    case FaultCode::kHistory:
+      return concat("history of request ", index, ": expected the check word of position ", value,
+                    " in its KV cache slot, found another: a block was not copied");
   }
   return concat("unknown fault ", packed);
 }

@@ -19,6 +19,7 @@ enum class FaultCode : uint32_t {
   kLookbackId = 2,  //!< index: request, value: the raw id in its window
   kBoundary = 3,    //!< index: position in cu_seqlens, value: the boundary
   kTokenMap = 4,    //!< index: raw id, value: its compressed id
+  kHistory = 5,     //!< index: request, value: the position whose slot does not hold
 };
 
 constexpr int kFaultValueBits = 32;

@@ -22,6 +22,9 @@ TEST_CASE("a fault's word tells where and what") {
         "cu_seqlens[0]: expected boundaries that rise from 0 to at most the number of tokens, "
         "found -2147483648");
   CHECK(text_of(FaultCode::kTokenMap, 2, -2) == "token_map[2]: expected 0 or more, found -2");
+  CHECK(text_of(FaultCode::kHistory, 3, 17) ==
+        "history of request 3: expected the check word of position 17 in its KV cache slot, found "
+        "another: a block was not copied");
   store_fault(nullptr, FaultCode::kTokenId, 0, 0);
 }
 

@@ -103,6 +103,36 @@ typedef enum engram_lookup_path {
   ENGRAM_LOOKUP_SORTED = 2  /*!< each row once, in the order of rows; takes workspace */
 } engram_lookup_path;
 
+/*! engram_history: the tokens before a call, from slots of TensorRT-LLM's paged KV cache, for
+ *  engram_hash; and this call's tokens into their slots. A slot is what one attention layer of one
+ *  head, which nothing else writes, keeps as a token's key: raw id int32, then a check word.
+ *  Requests are context chunks, then generation steps of the same number of tokens each (drafts);
+ *  with beams each beam is a request, those of one prompt side by side. A check word that does not
+ *  hold is an error on the CPU; on a GPU a fault, and the request's window is -2. */
+typedef struct engram_history_args {
+  uint8_t* primary_pool;   /*!< blocks of tokens_per_block slots, 4-byte aligned */
+  uint8_t* secondary_pool; /*!< the same, or NULL */
+  /*! [B, 2, max_blocks] blocks of keys, then of values; bit 31: in the secondary pool */
+  const int32_t* block_offsets;
+  const int32_t* sequence_lengths;  /*!< [B] tokens, this call's included */
+  const int32_t* context_lengths;   /*!< [B] a chunk's tokens; of a generation step the prompt's */
+  const int32_t* cache_indirection; /*!< [B - num_contexts, max_sequence] beams; NULL: width 1 */
+  const int32_t* token_ids;         /*!< [T] raw ids */
+  int32_t* positions;               /*!< out [T] */
+  int32_t* cu_seqlens;              /*!< out [B+1] */
+  int32_t* lookback_ids;            /*!< out [B, N-1] */
+  int64_t num_tokens;
+  int32_t num_requests;
+  int32_t num_contexts;       /*!< requests that are context chunks */
+  int32_t num_context_tokens; /*!< tokens of those */
+  int32_t max_blocks;
+  int32_t tokens_per_block;
+  int32_t slot_bytes; /*!< of a token's key: at least 8, a multiple of 4 */
+  int32_t beam_width;
+  int32_t max_sequence;
+  int32_t max_ngram_size;
+} engram_history_args;
+
 /*! engram_lookup: row ids to rows. Ids outside [first_row, first_row + num_rows) read as zeros. */
 typedef struct engram_lookup_args {
   const uint8_t* values; /*!< FP8 [num_rows, D]; on a GPU 8-byte aligned, 16 for MXFP8 forms */
@@ -191,6 +221,7 @@ typedef struct engram_gate_args {
  *  not rise from 0 to T are refused; on the GPU they set the device's fault word and give row ids
  *  -1. T = 0 takes NULL arrays and does nothing, but that a hash hands on its lookback windows. */
 ENGRAM_API engram_status engram_hash(const engram_hash_args* args, const engram_exec* exec);
+ENGRAM_API engram_status engram_history(const engram_history_args* args, const engram_exec* exec);
 ENGRAM_API engram_status engram_lookup(const engram_lookup_args* args, const engram_exec* exec);
 /*! Bytes of workspace that a lookup with these sizes takes on a GPU; 0 where its path takes none.
  *  Reads no array. */

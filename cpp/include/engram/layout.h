@@ -13,6 +13,7 @@ namespace engram {
 constexpr int kMaxNgramSize = 8;     //!< highest order the kernels keep in registers
 constexpr int32_t kNoRow = -1;       //!< row id that reads as zeros
 constexpr int32_t kUnknownId = -1;   //!< lookback id that counts as padding
+constexpr int32_t kLostId = -2;      //!< lookback id whose slot in a KV cache did not hold
 constexpr int32_t kDeadSource = -1;  //!< source that blocks itself and all older positions
 constexpr int32_t kBadSource = -2;   //!< a raw id outside the vocabulary
 

@@ -16,6 +16,7 @@ namespace engram {
 //! Throw Error (ENGRAM_INVALID_ARGUMENT) where sizes, dtypes or pointers cannot be right. They read
 //! no array.
 void check_hash(const engram_hash_args& args);
+void check_history(const engram_history_args& args);
 void check_lookup(const engram_lookup_args& args);
 //! The part of check_lookup that looks at no pointer.
 void check_lookup_sizes(const engram_lookup_args& args);
@@ -41,6 +42,7 @@ int64_t lookup_workspace_bytes(const engram_lookup_args& args);
 
 //! num_threads 0 = all that the process may run on. hash_cpu also refuses bad ids and boundaries.
 void hash_cpu(const engram_hash_args& args, int num_threads);
+void history_cpu(const engram_history_args& args, int num_threads);
 void lookup_cpu(const engram_lookup_args& args, int num_threads);
 void stage_cpu(const engram_stage_args& args, int num_threads);
 void project_cpu(const engram_project_args& args, int num_threads);
@@ -51,6 +53,7 @@ void gate_cpu(const engram_gate_args& args, int num_threads);
 cudaError_t hash_cuda(const engram_hash_args& args, uint64_t* fault, cudaStream_t stream);
 //! By lookup_path; lookup_cuda is the direct one.
 cudaError_t lookup_by_path(const engram_lookup_args& args, cudaStream_t stream);
+cudaError_t history_cuda(const engram_history_args& args, uint64_t* fault, cudaStream_t stream);
 cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream);
 cudaError_t stage_cuda(const engram_stage_args& args, cudaStream_t stream);
 cudaError_t project_cuda(const engram_project_args& args, cudaStream_t stream);

@@ -84,7 +84,8 @@ __device__ void report_bad_id(const engram_hash_args& args, uint64_t* fault, int
   } else {
     const int64_t slot =
         row_offset(request, args.max_ngram_size - 1) + chunk_position - 1 - position;
-    store_fault(fault, FaultCode::kLookbackId, request, args.lookback_ids[slot]);
+    const int32_t id = args.lookback_ids[slot];
+    if (id != kLostId) store_fault(fault, FaultCode::kLookbackId, request, id);  // told before
   }
 }
 

@@ -64,6 +64,28 @@ TEST_CASE("hash: shapes") {
         Shapes{{7, 2, 24}});
 }
 
+TEST_CASE("hash: history in a KV cache") {
+  const Fields fields{
+      {"history", std::string("kv_phantom")}, {"tokens_per_block", 32}, {"slot_bytes", 256}};
+  const Plugin plugin = make("EngramHash", fields);
+  const Shapes right{{-7},          {100}, {-2, 2}, {5, 2}, {-2, -3, 2, -4}, {-3},   {-3},
+                     {-3, -1, -64}, {-3},  {-3},    {2, 4}, {2, 24},         {2, 24}};
+  CHECK(plugin.shapes(right) == Shapes{{7, 2, 24}, {7}, {4}, {3, 3}});
+  check_refused(plugin, right, 3, {5, 3}, "host_kv_cache_pool_mapping: expected size 2");
+  check_refused(plugin, right, 3, {5}, "host_kv_cache_pool_mapping: expected 2 dimensions (AK)");
+  check_refused(plugin, right, 6, {4, 1}, "context_lengths: expected 1 dimensions (B), found 2");
+  for (const auto& [name, value, text] :
+       {std::tuple{"tokens_per_block", 0, "field 'tokens_per_block': expected above 0, found 0"},
+        std::tuple{"slot_bytes", 4, "field 'slot_bytes': expected a multiple of 4 from 8 on"},
+        std::tuple{"slot_bytes", 10, "field 'slot_bytes': expected a multiple of 4 from 8 on"},
+        std::tuple{"has_dead_mask", 1, "field 'has_dead_mask': expected 0 where history is kv_"}}) {
+    Fields wrong = fields;
+    wrong[name] = value;
+    CHECK_FALSE(make("EngramHash", wrong));
+    CHECK(take_log().find(text) != std::string::npos);
+  }
+}
+
 TEST_CASE("hash: what does not fit") {
   const Plugin plugin = make("EngramHash");
   const Shapes right = hash_inputs(7, 3);

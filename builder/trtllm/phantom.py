@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""History kv_phantom: the KV cache of TensorRT-LLM's executor has one attention layer more than the
+decoder, the first, of one head. Nothing attends to it; the hash node keeps token ids in its keys
+(engram/history.h), and whatever the executor does to blocks it does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trtllm_engram.builder.network import ITensor
+from trtllm_engram.builder.nodes import PAGED_INPUTS
+from trtllm_engram.builder.trtllm import front_end
+from trtllm_engram.plugins.errors import InputError
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
+
+
+def slot_bytes(config: Any) -> int:
+    """Of a token's key in a layer of one head."""
+    if config.kv_dtype not in _ITEM_BYTES:
+        raise InputError(
+            f"kv_phantom: kv_dtype: expected one of {', '.join(_ITEM_BYTES)}, found "
+            f"{config.kv_dtype}: its keys share bytes, and have scales elsewhere"
+        )
+    return int(config.head_size) * _ITEM_BYTES[config.kv_dtype]
+
+
+def check_config(config: Any) -> None:
+    if config.mapping.pp_size > 1:
+        raise InputError(
+            f"kv_phantom: mapping.pp_size: expected 1, found {config.mapping.pp_size}: one layer "
+            "more would move the others between the stages"
+        )
+    slot_bytes(config)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Settings of trtllm-build under which slots are not as history.h has them."""
+    needed = {
+        "gpt_attention_plugin": front_end.plugin_setting("gpt_attention_plugin"),
+        "remove_input_padding": front_end.plugin_setting("remove_input_padding"),
+        "paged_kv_cache": front_end.plugin_setting("paged_kv_cache"),
+        "use_cache": settings.get("use_cache"),
+    }
+    for name, value in needed.items():
+        if not value:
+            raise InputError(
+                f"kv_phantom: {name}: expected to be on, found {value}: the history lies in the "
+                "paged KV cache; history explicit needs none"
+            )
+    linear = settings.get("speculative_decoding_draft_tokens_external")
+    if settings.get("max_draft_len") and not linear:
+        raise InputError(
+            "kv_phantom: --speculative_decoding_mode: expected none or draft_tokens_external, "
+            "found one whose drafts are trees: tokens side by side have no one history"
+        )
+
+
+def with_layer(settings: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """prepare_inputs' arguments for the cache's number of layers."""
+    return {**settings, "num_hidden_layers": config.num_hidden_layers + 1}
+
+
+def shift_layers(layers: Sequence[Any]) -> None:
+    """The decoder's attention layers come after the reserved one in the cache."""
+    for layer in layers:
+        layer.attention.local_layer_idx += 1
+
+
+def cache_tensors(inputs: Mapping[str, Any]) -> dict[str, ITensor]:
+    """What the hash node takes, of a model's inputs."""
+    holders = (inputs["kv_cache_params"], inputs["attention_params"])
+    found = {}
+    for name in PAGED_INPUTS:
+        tensor = next(getattr(one, name) for one in holders if hasattr(one, name))
+        found[name] = (tensor[0] if isinstance(tensor, list) else tensor).trt_tensor
+    mapping = found["host_kv_cache_pool_mapping"]
+    if len(mapping.shape) != 2:
+        raise InputError(
+            "kv_phantom: host_kv_cache_pool_mapping: expected [layers, 2], found "
+            f"{list(mapping.shape)}: this version of TensorRT-LLM tells pools apart otherwise"
+        )
+    return found
+
+
+def cache_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json for the executor, which makes the cache that it describes."""
+    heads = [config["num_key_value_heads"]] * config["num_hidden_layers"]
+    return {
+        **config,
+        "num_hidden_layers": len(heads) + 1,
+        "num_kv_heads_per_layer": [1, *heads],
+    }
