@@ -178,7 +178,7 @@ def history(
 
     Raises:
         InputError: a slot does not hold what was written there (on a GPU: a device fault, and that
-            request's lookback_ids are -2, for which hash_ids gives row ids -1).
+            request's lookback_ids are -2**31, for which hash_ids gives row ids -1).
     """
     given = out or History(None, None, None)
     call = Call(

@@ -108,7 +108,7 @@ typedef enum engram_lookup_path {
  *  head, which nothing else writes, keeps as a token's key: raw id int32, then a check word.
  *  Requests are context chunks, then generation steps of the same number of tokens each (drafts);
  *  with beams each beam is a request, those of one prompt side by side. A check word that does not
- *  hold is an error on the CPU; on a GPU a fault, and the request's window is -2. */
+ *  hold is an error on the CPU; on a GPU a fault, and the request's window is INT32_MIN. */
 typedef struct engram_history_args {
   uint8_t* primary_pool;   /*!< blocks of tokens_per_block slots, 4-byte aligned */
   uint8_t* secondary_pool; /*!< the same, or NULL */

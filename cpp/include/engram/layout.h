@@ -10,12 +10,12 @@
 
 namespace engram {
 
-constexpr int kMaxNgramSize = 8;     //!< highest order the kernels keep in registers
-constexpr int32_t kNoRow = -1;       //!< row id that reads as zeros
-constexpr int32_t kUnknownId = -1;   //!< lookback id that counts as padding
-constexpr int32_t kLostId = -2;      //!< lookback id whose slot in a KV cache did not hold
-constexpr int32_t kDeadSource = -1;  //!< source that blocks itself and all older positions
-constexpr int32_t kBadSource = -2;   //!< a raw id outside the vocabulary
+constexpr int kMaxNgramSize = 8;        //!< highest order the kernels keep in registers
+constexpr int32_t kNoRow = -1;          //!< row id that reads as zeros
+constexpr int32_t kUnknownId = -1;      //!< lookback id that counts as padding
+constexpr int32_t kLostId = INT32_MIN;  //!< lookback id of a KV cache slot that did not hold
+constexpr int32_t kDeadSource = -1;     //!< source that blocks itself and all older positions
+constexpr int32_t kBadSource = -2;      //!< a raw id outside the vocabulary
 
 ENGRAM_HOST_DEVICE int64_t position_at(const engram_hash_args& args, int64_t token) {
   return args.positions_dtype == ENGRAM_INT64 ? static_cast<const int64_t*>(args.positions)[token]

@@ -59,7 +59,7 @@ void check_history(const engram_history_args& args) {
                args.num_tokens);
   ENGRAM_CHECK(num_steps % args.beam_width == 0, "num_requests: expected beams of ",
                args.beam_width, " for each prompt, got ", num_steps, " generation steps");
-  ENGRAM_CHECK(args.beam_width == 1 || args.cache_indirection != nullptr,
+  ENGRAM_CHECK(args.beam_width == 1 || num_steps == 0 || args.cache_indirection != nullptr,
                "cache_indirection: expected an array for beams, got NULL");
   if (args.num_tokens == 0) return;
   check_elements(args.primary_pool, "primary_pool");
