@@ -25,6 +25,8 @@ _NUMPY_DTYPES: dict[str, npt.DTypeLike] = {
     "float16": np.float16,
     "float32": np.float32,
     "int32": np.int32,
+    "int64": np.int64,
+    "bool": np.bool_,
     "uint8": np.uint8,
 }
 
@@ -42,7 +44,8 @@ _constants_lock = threading.Lock()
 class Call:
     """The arrays of one call, all on one device. ops.py says which kind of results they make."""
 
-    def __init__(self, op: str, stream: Any, **arrays: Array) -> None:
+    # Positional: an engine's tensors may have any name, `stream` too.
+    def __init__(self, op: str, stream: Any, /, **arrays: Array) -> None:
         given = {name: array for name, array in arrays.items() if array is not None}
         self.op = op
         self._torch = torch_of(list(given.values()))

@@ -86,7 +86,11 @@ class Engine:
             shape = tuple(
                 None if size < 0 else int(size) for size in self.cuda_engine.get_tensor_shape(name)
             )
-            info = TensorInfo(names[self.cuda_engine.get_tensor_dtype(name)], shape)
+            dtype = self.cuda_engine.get_tensor_dtype(name)
+            if dtype not in names:
+                known = ", ".join(DATA_TYPES.values())
+                raise EngramError(f"{where}: {name}: expected a type of {known}, found {dtype}")
+            info = TensorInfo(names[dtype], shape)
             is_input = self.cuda_engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             (self.inputs if is_input else self.outputs)[name] = info
 

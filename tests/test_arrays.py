@@ -15,6 +15,8 @@ from devices import DeviceArrays, Torch
 
 from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime import dlpack, ops
+from trtllm_engram.runtime.call import Call
+from trtllm_engram.runtime.engine import _ARRAY_DTYPES
 
 VALUES, SCALES = generators.table(31)
 IDS = generators.row_ids(np.random.default_rng(1), 5, 2, 31)
@@ -375,3 +377,17 @@ def test_out_of_device_arrays_under_capture():
     finally:
         cuda("cudaGraphDestroy", cuda("cudaStreamEndCapture", stream))
         cuda("cudaStreamDestroy", stream)
+
+
+@pytest.mark.parametrize("name", ["stream", "op", "self", "arrays"])
+def test_tensors_of_any_name(name):
+    """Engines name them as they like."""
+    call = Call("engine", None, **{name: IDS})
+    assert call.input(name, ("int32",), (5, 2)).pointer == IDS.ctypes.data
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int32", "int64", "bool"])
+def test_results_of_every_type_of_engines(dtype):
+    """Without torch too."""
+    made = Call("engine", None, ids=IDS).result("out", _ARRAY_DTYPES[dtype], (3, 5))
+    assert (made.array.dtype.name, made.array.shape) == (dtype, (3, 5))

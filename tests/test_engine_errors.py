@@ -75,6 +75,35 @@ def test_what_broke_a_capture_is_told(monkeypatch):
     assert called[-2:] == ["cudaStreamEndCapture", "cudaStreamDestroy"]
 
 
+@pytest.mark.parametrize("dtype", ["INT8", "UINT8", "FP4"])
+def test_a_type_without_arrays_is_told(monkeypatch, dtype):
+    """By the tensor's name, in the engine of another builder."""
+    from trtllm_engram.runtime import engine
+
+    plan = SimpleNamespace(
+        num_optimization_profiles=1,
+        num_io_tensors=2,
+        get_tensor_name=["ids", "mask"].__getitem__,
+        get_tensor_shape=lambda _name: (-1, 3),
+        get_tensor_dtype={"ids": "INT32", "mask": dtype}.__getitem__,
+        get_tensor_mode=lambda _name: "INPUT",
+    )
+    trt = SimpleNamespace(
+        Runtime=lambda _logger: SimpleNamespace(deserialize_cuda_engine=lambda _content: plan),
+        DataType=SimpleNamespace(**{name: name for name in engine.DATA_TYPES.values()}),
+        TensorIOMode=SimpleNamespace(INPUT="INPUT"),
+    )
+    monkeypatch.setattr(engine, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(engine, "import_tensorrt", lambda: trt)
+    monkeypatch.setattr(engine, "tensorrt_logger", lambda: None)
+    monkeypatch.setattr(engine, "register", lambda _trt: None)
+    monkeypatch.setattr(engine, "current_device", lambda _device: contextlib.nullcontext())
+    with pytest.raises(
+        EngramError, match=rf"^plan: mask: expected a type of BF16, .* found {dtype}$"
+    ):
+        engine.Engine(b"")
+
+
 def test_text_for_an_engine_is_checked(store):
     """On the host: what a kernel finds wrong would be a failure at run time, not bad input."""
     from trtllm_engram.runtime.engine import TensorInfo
