@@ -125,3 +125,7 @@ def check_engine(engine: Engine, store: Store) -> None:
             raise InputError(
                 f"engine: {name}: expected a hidden size of {list(shape[1:])}, found {sizes}"
             )
+    for name in map(hidden_out_name, config.layer_ids):
+        if name not in engine.outputs:
+            found = ", ".join(engine.outputs) or "none"
+            raise InputError(f"engine: expected an output {name} for this store, found {found}")

@@ -11,7 +11,7 @@ from engine_cases import MAX_TOKENS, build_plan, check, feed_of
 from engines import V4_COLUMNS, on_gpu, small_store
 
 from trtllm_engram.builder.layers import EngramLayer
-from trtllm_engram.builder.model import ModelOptions, hidden_name
+from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import Tables
 
@@ -114,10 +114,14 @@ def test_text_for_an_engine_is_checked(store):
     residual = TensorInfo("bfloat16", (None, config.hc_mult, config.hidden_size))
     names = map(hidden_name, config.layer_ids)
     inputs = {"token_ids": TensorInfo("int32", (None,)), **dict.fromkeys(names, residual)}
-    session = EngineSession(SimpleNamespace(device=0, inputs=inputs, outputs={}), store)
+    outputs = dict.fromkeys(map(hidden_out_name, config.layer_ids), residual)
+    session = EngineSession(SimpleNamespace(device=0, inputs=inputs, outputs=outputs), store)
     ids = np.array([1, store.token_map.size], np.int32)
     with pytest.raises(InputError, match=r"^token ids: expected 0 to \d+, found"):
         next(session.run(ids, SeededHidden(config)))
+    last = outputs.popitem()[0]
+    with pytest.raises(InputError, match=rf"^engine: expected an output {last} for this store, fo"):
+        EngineSession(session.engine, store)
 
 
 @on_gpu

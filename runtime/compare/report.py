@@ -60,20 +60,31 @@ def compare(
     expected: Mapping[str, Host],
     limit: float = HIDDEN_LIMIT_BF16_ULPS,
 ) -> list[Comparison]:
-    """Every output that was found; `limit` bounds hidden_out, all else must be the same bits."""
+    """Every output that was found, and every hidden_out that is expected, which fails if missing.
+
+    `limit` bounds hidden_out, all else must be the same bits. Row ids and rows may be missing, as
+    engines give them out for checks alone.
+    """
     if not found:
         raise InputError("compare: expected outputs, found none")
     results = []
     for name, array in found.items():
         if name.endswith(MAGNITUDE):
             continue
-        bound = limit if re.fullmatch(r"layers\.\d+\.hidden_out", name) else None
+        bound = limit if _is_hidden(name) else None
         if name not in expected:
             results.append(_broken(name, array, bound, "the reference has no such output"))
         else:
             magnitude = expected.get(name + MAGNITUDE)
             results.append(_compare_one(name, array, expected[name], bound, magnitude))
+    for name, array in expected.items():
+        if _is_hidden(name) and name not in found:
+            results.append(_broken(name, array, limit, "missing among the outputs"))
     return results
+
+
+def _is_hidden(name: str) -> bool:
+    return re.fullmatch(r"layers\.\d+\.hidden_out", name) is not None
 
 
 def merge(parts: list[list[Comparison]]) -> list[Comparison]:
@@ -153,5 +164,5 @@ def _histogram(ulps: npt.NDArray[np.float64]) -> tuple[int, ...]:
     return tuple(int(count) for count in np.bincount(places, minlength=len(ULP_BINS) + 1))
 
 
-def _broken(name: str, found: Host, limit: float | None, problem: str) -> Comparison:
-    return Comparison(name, int(found.size), 0, 0.0, 0.0, 0.0, 0.0, (), limit, problem)
+def _broken(name: str, array: Host, limit: float | None, problem: str) -> Comparison:
+    return Comparison(name, int(array.size), 0, 0.0, 0.0, 0.0, 0.0, (), limit, problem)
