@@ -18,6 +18,7 @@ from trtllm_engram.runtime.compare import Reference, compare, make_feeds
 from trtllm_engram.runtime.compare.plot import write_histogram
 from trtllm_engram.runtime.compare.reference import _magnitude
 from trtllm_engram.runtime.compare.report import ULP_BINS, merge
+from trtllm_engram.runtime.compare.sizes import falling
 from trtllm_engram.runtime.compare.text import line
 
 SIZES = {**V4_COLUMNS, "layers": (1, 14)}
@@ -181,7 +182,7 @@ def test_no_number_fails(outputs, value):
         array[0, 0, 0] = value
         return array
 
-    (found,) = compare({OUT: changed(outputs, OUT, change)[OUT]}, outputs)
+    found = by_name(compare({OUT: changed(outputs, OUT, change)[OUT]}, outputs))[OUT]
     assert not found.passed
     assert found.max_ulps == np.inf
 
@@ -202,8 +203,17 @@ def test_another_shape_or_dtype_fails(outputs, change):
 
 
 def test_unknown_output_fails(outputs):
-    (found,) = compare({"rest": outputs["hash_ids"]}, outputs)
+    found = by_name(compare({"rest": outputs["hash_ids"]}, outputs))["rest"]
     assert found.problem == "the reference has no such output"
+
+
+def test_a_missing_output_fails(outputs):
+    """A layer's stream; row ids and rows are there for checks alone."""
+    found = {OUT: outputs[OUT], "hash_ids": outputs["hash_ids"]}
+    results = by_name(compare(found, outputs))
+    assert [name for name, one in results.items() if not one.passed] == [hidden_out_name(14)]
+    assert results[hidden_out_name(14)].problem == "missing among the outputs"
+    assert len(results) == 3
 
 
 def test_nothing_is_no_success(outputs):
@@ -303,6 +313,22 @@ def test_polygraphy_refuses_sizes(tmp_path, size):
     assert "expected TOKENSxREQUESTS, such as 37x3" in done.stderr
 
 
+def test_polygraphy_refuses_sizes_that_grow(tmp_path):
+    """With fewer tokens next_lookback_ids would grow, in a buffer that cannot."""
+    sizes = ["--engram-store", tmp_path, "--engram-sizes", "5x8", "37x3"]
+    done = polygraphy(tmp_path / "unread.onnx", "--engram-ref", *sizes)
+    assert done.returncode != 0
+    told = "--engram-sizes: expected no more requests in a call of fewer tokens"
+    assert told in done.stdout + done.stderr
+    assert "found 37x3 and 5x8: run them apart" in done.stdout + done.stderr
+
+
+def test_sizes_fall():
+    assert falling([(1, 1), (37, 2), (5, 2), (37, 3)]) == [(37, 3), (37, 2), (5, 2), (1, 1)]
+    with pytest.raises(InputError, match=r"^sizes: expected no more requests .*2x2 and 1x3: run"):
+        falling([(1, 3), (2, 2), (8, 4)])
+
+
 def test_polygraphy_functions_tell_wrong_tables(store, feed, outputs, tmp_path):
     """compare_outputs takes either order, and BF16 as bits or as tensors."""
     pytest.importorskip("polygraphy", reason="the extra `polygraphy` is not installed")
@@ -316,10 +342,13 @@ def test_polygraphy_functions_tell_wrong_tables(store, feed, outputs, tmp_path):
         for name, array in wrong.items()
         if not name.endswith(".magnitude")
     }
-    for one, other in ((found, outputs), (outputs, found)):
+    more = {f"own_{index}": outputs["hash_ids"] for index in range(8)}  # than the reference has
+    cases = [(found, outputs), (outputs, found), (found | more, outputs), (outputs, found | more)]
+    for one, other in cases:
         results = runner.compare_outputs(one, other)
         assert not results[rows_name(1)]
         assert results[rows_name(14)]
+        assert not any(results[name] for name in more if name in results)
 
 
 # Engines.

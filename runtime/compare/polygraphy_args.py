@@ -14,9 +14,10 @@ from polygraphy.tools.args.base import BaseRunnerArgs
 from polygraphy.tools.script import make_invocable, safe
 
 from trtllm_engram.builder.model import HIDDEN_DTYPES, HISTORIES
+from trtllm_engram.plugins.errors import InputError
 
 from .report import HIDDEN_LIMIT_BF16_ULPS
-from .sizes import DEFAULT_SIZES, parse_size
+from .sizes import DEFAULT_SIZES, falling, parse_size
 
 _RUNNER_MODULE = "trtllm_engram.runtime.compare.polygraphy_runner"
 _OPTIONS = (
@@ -63,7 +64,7 @@ class EngramReferenceArgs(BaseRunnerArgs):  # type: ignore[misc]
             nargs="+",
             type=parse_size,
             default=list(DEFAULT_SIZES),
-            help="tokens x requests of each iteration (default: 1x1 37x3)",
+            help="tokens x requests of each iteration, the largest first (default: 1x1 37x3)",
         )
         add("--engram-seed", metavar="N", type=int, default=0, help="of the data (default: 0)")
         add(
@@ -84,6 +85,10 @@ class EngramReferenceArgs(BaseRunnerArgs):  # type: ignore[misc]
 
     def parse_impl(self, args: argparse.Namespace) -> None:
         self.setup = {name: args_util.get(args, f"engram_{name}") for name in _OPTIONS}
+        try:
+            self.setup["sizes"] = falling(self.setup["sizes"])
+        except InputError as error:
+            G_LOGGER.critical(f"--engram-{error}")
         self.is_in_script = False
 
     def add_to_script_impl(self, script: Any) -> None:

@@ -26,8 +26,9 @@ from trtllm_engram.plugins.registration import import_tensorrt, register
 from ..store import Store, open_store
 from ..tables import Tables
 from .feeds import make_feeds
-from .reference import Reference
+from .reference import MAGNITUDE, Reference
 from .report import HIDDEN_LIMIT_BF16_ULPS, compare
+from .sizes import falling
 from .text import line
 from .torch_arrays import as_input, as_output, to_numpy
 
@@ -64,7 +65,8 @@ def configure(
     with contextlib.suppress(EngramError):  # no TensorRT: other runners are fine too
         # The library is loaded by now, so polygraphy's --plugins would not register it any more.
         register(import_tensorrt())
-    _setup = Setup(opened, ModelOptions(hidden_dtype, history), sizes, seed, limit, tables)
+    options = ModelOptions(hidden_dtype, history)
+    _setup = Setup(opened, options, falling(sizes), seed, limit, tables)
 
 
 def setup() -> Setup:
@@ -76,16 +78,16 @@ def setup() -> Setup:
 def load_data() -> Iterator[dict[str, Any]]:
     """polygraphy's data loader."""
     chosen = setup()
-    # polygraphy keeps the first iteration's host buffers, which can shrink but not grow.
-    sizes = sorted(chosen.sizes, reverse=True)
-    for feed in make_feeds(chosen.store, sizes, options=chosen.options, seed=chosen.seed):
+    for feed in make_feeds(chosen.store, chosen.sizes, options=chosen.options, seed=chosen.seed):
         yield {name: as_input(array) for name, array in feed.items()}
 
 
 def compare_outputs(one: Any, other: Any) -> OrderedDict[str, bool]:
-    """polygraphy's comparison of two runners' iterations; either may be the reference."""
+    """polygraphy's comparison of two runners' iterations; either may be the reference, which alone
+    has magnitudes."""
     first, second = ({name: to_numpy(side[name]) for name in side} for side in (one, other))
-    found, expected = (first, second) if len(first) <= len(second) else (second, first)
+    is_first = any(name.endswith(MAGNITUDE) for name in first)
+    found, expected = (second, first) if is_first else (first, second)
     results: OrderedDict[str, bool] = OrderedDict()
     for comparison in compare(found, expected, setup().limit):
         (G_LOGGER.finish if comparison.passed else G_LOGGER.error)(line(comparison))

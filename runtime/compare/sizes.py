@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
+from collections.abc import Sequence
+
+from trtllm_engram.plugins.errors import InputError
 
 Size = tuple[int, int]
 
@@ -17,3 +21,23 @@ def parse_size(text: str) -> Size:
     if match is None or match[2] == "0":
         raise argparse.ArgumentTypeError(f"expected TOKENSxREQUESTS, such as 37x3, found {text!r}")
     return int(match[1]), int(match[2])
+
+
+def falling(sizes: Sequence[Size]) -> list[Size]:
+    """The sizes in an order in which neither tokens nor requests grow; InputError without one.
+
+    polygraphy keeps the first iteration's host buffers, which can shrink but not grow: those of
+    streams with the tokens, that of next_lookback_ids with the requests.
+    """
+    ordered = sorted(sizes, reverse=True)
+    for larger, smaller in itertools.pairwise(ordered):
+        if smaller[1] > larger[1]:
+            raise InputError(
+                f"sizes: expected no more requests in a call of fewer tokens, as polygraphy's "
+                f"buffers cannot grow, found {_text(larger)} and {_text(smaller)}: run them apart"
+            )
+    return ordered
+
+
+def _text(size: Size) -> str:
+    return "x".join(map(str, size))
