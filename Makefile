@@ -133,4 +133,4 @@ help:
 	@echo "make test-all      with slow tests and mutants; test-mutants runs those alone"
 	@echo "make test-gpu      ops, engines and polygraphy on a GPU, with a TensorRT that builds"
 	@echo "make bench         GPU kernels, with RIVALS=DIR against others'; writes docs/performance.*"
-	@echo "make sanitize-gpu  those under compute-sanitizer's memcheck and racecheck"
+	@echo "make sanitize-gpu  those under compute-sanitizer's memcheck, racecheck, synccheck"
