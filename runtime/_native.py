@@ -246,7 +246,10 @@ def _open(path: str) -> ctypes.CDLL:
         try:
             function = getattr(library, name)
         except AttributeError:
-            raise EngramError(f"{path}: expected the symbol {name}, found none") from None
+            raise EngramError(
+                f"{path}: expected the symbol {name}, found none: "
+                "the library is older than the sources: make build"
+            ) from None
         function.restype = result
         function.argtypes = arguments
     library.engram_set_log(_log_function)

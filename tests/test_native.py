@@ -230,7 +230,11 @@ def test_missing_symbol(monkeypatch):
             self.engram_abi_version = lambda: plugins.ABI_VERSION
 
     monkeypatch.setattr(_native.ctypes, "CDLL", Truncated)
-    with pytest.raises(EngramError, match=r"^lib: expected the symbol engram_hash, found none$"):
+    text = (
+        "lib: expected the symbol engram_hash, found none: "
+        "the library is older than the sources: make build"
+    )
+    with pytest.raises(EngramError, match=f"^{text}$"):
         _native._open("lib")
 
 
