@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests need of the machine. A test that needs more than there is skips and says why, unless
-TRTLLM_ENGRAM_REQUIRE names its marker: then the skip is a failure."""
+"""What tests need of the machine. A test that needs more than there is skips and says why.
+TRTLLM_ENGRAM_REQUIRE names markers that may not: a machine without what they need starts no test,
+and a skip for another reason is a failure."""
 
 from __future__ import annotations
 
@@ -92,6 +93,22 @@ def pytest_configure(config: pytest.Config) -> None:
             f"TRTLLM_ENGRAM_REQUIRE: expected parts of {', '.join(PARTS)}; "
             f"found {', '.join(sorted(unknown))}"
         )
+
+
+def pytest_sessionstart() -> None:
+    """One line here, in place of one for each test."""
+    from trtllm_engram.plugins.errors import EngramError
+    from trtllm_engram.runtime import _native
+
+    try:
+        _native.load()
+    except EngramError as error:
+        raise pytest.UsageError(str(error)) from None
+    for part in sorted(required_parts() & NEEDS.keys()):
+        if why := NEEDS[part]():
+            raise pytest.UsageError(
+                f"TRTLLM_ENGRAM_REQUIRE: expected a machine that runs tests of {part}, found: {why}"
+            )
 
 
 def required_parts() -> set[str]:

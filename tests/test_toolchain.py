@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 from checkout import ROOT
 
+from trtllm_engram.plugins import library_path
+
 PASSING, SKIPPING = "def test_it(): pass", "import pytest\ndef test_it(): pytest.skip('none here')"
 
 
@@ -123,7 +125,7 @@ def test_required_parts(
     assert run_pytest(tmp_path, "NEEDS.clear()", marked).returncode == code
 
 
-@pytest.mark.parametrize(("required", "code"), [("trt", 0), ("gpu", 1), ("gpu,trt", 1)])
+@pytest.mark.parametrize(("required", "code"), [("trt", 0), ("gpu", 4), ("gpu,trt", 4)])
 def test_only_the_missing_part_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: str, code: int
 ) -> None:
@@ -132,6 +134,27 @@ def test_only_the_missing_part_is_missed(
     needs = "NEEDS.update(gpu=lambda: 'no GPU here', trt=lambda: '')"
     marked = "import pytest\npytestmark = [pytest.mark.gpu, pytest.mark.trt]\n" + PASSING
     assert run_pytest(tmp_path, needs, marked).returncode == code
+
+
+def test_a_machine_without_what_is_required_starts_no_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_ENGRAM_REQUIRE", "gpu,slow")
+    result = run_pytest(tmp_path, "NEEDS.update(gpu=lambda: 'no GPU here')", PASSING)
+    text = "expected a machine that runs tests of gpu, found: no GPU here"
+    assert_one_line(result, f"TRTLLM_ENGRAM_REQUIRE: {text}")
+
+
+def test_an_older_library_starts_no_test(tmp_path: Path) -> None:
+    newer = "from trtllm_engram.runtime import _native\n_native._SYMBOLS['newer'] = (None, [])"
+    result = run_pytest(tmp_path, newer, PASSING)
+    text = "expected the symbol newer, found none: the library is older than the sources"
+    assert_one_line(result, f"{library_path()}: {text}: make build")
+
+
+def assert_one_line(result: subprocess.CompletedProcess[str], text: str) -> None:
+    assert (result.returncode, result.stdout.strip()) == (4, "")
+    assert result.stderr.strip() == f"ERROR: {text}"
 
 
 def test_the_last_lines_say_what_was_not_run(tmp_path: Path) -> None:
