@@ -28,7 +28,7 @@ class Plugin : public IPluginV3,
                public Build,
                public nvinfer1::IPluginV3OneRuntime {
  public:
-  Plugin(const OpSpec& spec, FieldValues values, std::unique_ptr<Op> op, TensorRTPhase phase)
+  Plugin(const OpSpec& spec, FieldValues values, std::shared_ptr<const Op> op, TensorRTPhase phase)
       : spec_(spec), values_(std::move(values)), op_(std::move(op)), phase_(phase) {
     timing_id_ = concat(spec.name, ";", values_.timing_id());
     fields_ = values_.to_plugin_fields();
@@ -54,8 +54,9 @@ class Plugin : public IPluginV3,
 
   IPluginV3* clone() noexcept override {
     return guarded(spec_.name, "clone", static_cast<IPluginV3*>(nullptr), [this]() -> IPluginV3* {
-      auto copy = copy_detached();
-      if (attachment_.context != nullptr) copy->attach(attachment_);
+      auto copy = std::make_unique<Plugin>(spec_, values_, op_, phase_);
+      copy->device_ = device_;
+      copy->fault_ = fault_;
       return copy.release();
     });
   }
@@ -157,7 +158,7 @@ class Plugin : public IPluginV3,
           op_->inputs(),
           [input_descs](size_t i) -> const nvinfer1::Dims& { return input_descs[i].dims; });
       op_->check(sizes);
-      if (fault_ != nullptr) throw_pending_fault(attachment_.device);
+      if (fault_ != nullptr) throw_pending_fault(device_);
       if (op_->is_empty(sizes)) return;
       check_cuda(op_->enqueue({sizes, input_descs, inputs, outputs, fault_, workspace, stream}),
                  "launch");
@@ -167,10 +168,13 @@ class Plugin : public IPluginV3,
   IPluginV3* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override {
     return guarded(spec_.name, "attachToContext", static_cast<IPluginV3*>(nullptr),
                    [&]() -> IPluginV3* {
-                     auto copy = copy_detached();
                      Attachment attachment{context, 0, phase_ == TensorRTPhase::kBUILD};
                      check_cuda(cudaGetDevice(&attachment.device), "cudaGetDevice");
-                     copy->attach(attachment);
+                     std::unique_ptr<Op> op = spec_.make(values_);
+                     op->attach(attachment);
+                     auto copy = std::make_unique<Plugin>(spec_, values_, std::move(op), phase_);
+                     copy->device_ = attachment.device;
+                     if (!attachment.building) copy->fault_ = fault_word(attachment.device);
                      return copy.release();
                    });
   }
@@ -178,16 +182,6 @@ class Plugin : public IPluginV3,
   const PluginFieldCollection* getFieldsToSerialize() noexcept override { return &collection_; }
 
  private:
-  std::unique_ptr<Plugin> copy_detached() const {
-    return std::make_unique<Plugin>(spec_, values_, spec_.make(values_), phase_);
-  }
-
-  void attach(const Attachment& attachment) {
-    if (!attachment.building) fault_ = fault_word(attachment.device);
-    op_->attach(attachment);
-    attachment_ = attachment;
-  }
-
   template <typename DescOf>
   void check_inputs(int32_t num_inputs, DescOf&& desc_of) const {
     check_count(op_->inputs(), num_inputs, "inputs");
@@ -198,10 +192,11 @@ class Plugin : public IPluginV3,
 
   const OpSpec& spec_;
   FieldValues values_;
-  std::unique_ptr<Op> op_;
+  //! Shared by clones, which so have the same table and lane, whatever a name means by then.
+  std::shared_ptr<const Op> op_;
   TensorRTPhase phase_;
-  Attachment attachment_{};
-  uint64_t* fault_ = nullptr;
+  int device_ = 0;
+  uint64_t* fault_ = nullptr;  //!< that of device_; null: not attached, or building
   std::string timing_id_;
   std::vector<nvinfer1::PluginField> fields_;
   PluginFieldCollection collection_{};

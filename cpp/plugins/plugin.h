@@ -30,7 +30,7 @@ struct Call {
   cudaStream_t stream;
 };
 
-//! Where a clone is about to work.
+//! Where a plugin is about to work.
 struct Attachment {
   const nvinfer1::IPluginResourceContext* context;  //!< one per execution context
   int device;
@@ -53,7 +53,7 @@ class Op {
   virtual bool is_empty(const Sizes& sizes) const { return sizes['T'] == 0; }
   //! GPU memory that an enqueue takes beside its tensors; no less for more tokens.
   virtual int64_t workspace_bytes(const Sizes&) const { return 0; }
-  //! Binds a clone to its execution context.
+  //! Binds to an execution context; called at most once, before any enqueue.
   virtual void attach(const Attachment&) {}
   //! Capturable; allocates nothing, waits for nothing, reads no tensor on the host.
   virtual cudaError_t enqueue(const Call& call) const = 0;

@@ -256,13 +256,17 @@ size_t Plugin::workspace_bytes(const std::vector<Shape>& inputs) const {
   return build().getWorkspaceSize(descs.data(), static_cast<int32_t>(descs.size()), nullptr, 0);
 }
 
-int32_t Plugin::enqueue_nothing(const std::vector<Shape>& inputs) const {
+int32_t Plugin::enqueue(const std::vector<Shape>& shapes, const std::vector<const void*>& inputs,
+                        const std::vector<void*>& outputs, cudaStream_t stream) const {
   std::vector<nvinfer1::PluginTensorDesc> descs;
-  for (const Shape& shape : inputs) descs.push_back(desc(shape, DataType::kINT32));
-  const std::vector<const void*> no_inputs(inputs.size());
-  const std::vector<void*> no_outputs(static_cast<size_t>(build().getNbOutputs()));
-  return runtime().enqueue(descs.data(), nullptr, no_inputs.data(), no_outputs.data(), nullptr,
-                           nullptr);
+  for (const Shape& shape : shapes) descs.push_back(desc(shape, DataType::kINT32));
+  return runtime().enqueue(descs.data(), nullptr, inputs.data(), outputs.data(), nullptr, stream);
+}
+
+int32_t Plugin::enqueue_nothing(const std::vector<Shape>& inputs) const {
+  const auto num_outputs = static_cast<size_t>(build().getNbOutputs());
+  return enqueue(inputs, std::vector<const void*>(inputs.size()), std::vector<void*>(num_outputs),
+                 nullptr);
 }
 
 Fields Plugin::serialised() const {

@@ -22,7 +22,8 @@ using Fields = std::map<std::string, Value>;
 using Shape = std::vector<int64_t>;
 using nvinfer1::DataType;
 
-//! The library under test and, where a path is given, a TensorRT loaded before it.
+//! The library under test (null: this very program) and, where a path is given, a TensorRT loaded
+//! before it.
 void load(const char* library, const char* tensorrt);
 bool has_tensorrt();
 
@@ -42,6 +43,10 @@ class Plugin {
 
   explicit operator bool() const { return plugin_ != nullptr; }
   Plugin clone() const { return Plugin(plugin_->clone()); }
+  //! Needs a GPU, or a CUDA run time that plays one.
+  Plugin attach(nvinfer1::IPluginResourceContext* context) const {
+    return Plugin(runtime().attachToContext(context));
+  }
   nvinfer1::IPluginV3OneCore& core() const;
   nvinfer1::IPluginV3OneBuild& build() const;
   nvinfer1::IPluginV3OneRuntime& runtime() const;
@@ -55,6 +60,9 @@ class Plugin {
   bool supports(const std::vector<DataType>& tensors, int num_inputs) const;
   //! Bytes of workspace for inputs of up to these shapes.
   size_t workspace_bytes(const std::vector<Shape>& inputs) const;
+  //! enqueue of linear INT32 tensors, without a workspace.
+  int32_t enqueue(const std::vector<Shape>& shapes, const std::vector<const void*>& inputs,
+                  const std::vector<void*>& outputs, cudaStream_t stream) const;
   //! enqueue with null pointers and no stream: what may be done with nothing to do.
   int32_t enqueue_nothing(const std::vector<Shape>& inputs) const;
   //! What a plan would hold.

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plugins in an execution context: which table a clone has, and in what order a prefetch and the
+// lookup that waits for it run.
+#include <array>
+
+#include "../plugins/cases.h"
+#include "doctest/doctest.h"
+#include "engram/table.h"
+#include "fake_streams.h"
+
+namespace engram {
+namespace {
+
+using harness::Fields;
+using harness::fields_of;
+using harness::Plugin;
+using harness::Shape;
+using harness::take_log;
+using nvinfer1::TensorRTPhase;
+
+constexpr const char* kTable = "engram.1";
+const std::vector<Shape> kIds{{1, 2, 24}};
+const std::vector<Shape> kIdsAndRows{{1, 2, 24}, {1, 6144}};
+
+//! Stands for an execution context, by its address.
+class Context final : public nvinfer1::IPluginResourceContext {
+ public:
+  nvinfer1::IGpuAllocator* getGpuAllocator() const noexcept override { return nullptr; }
+  nvinfer1::IErrorRecorder* getErrorRecorder() const noexcept override { return nullptr; }
+};
+
+TableRegistry& registry() { return TableRegistry::instance(); }
+
+//! A bound table, a context with a stream, and memory of one token.
+struct Fixture {
+  Context context;
+  cudaStream_t stream = nullptr;
+  alignas(16) std::array<int32_t, 2 * 24> ids{};
+  alignas(16) std::array<uint16_t, 6144> rows{};
+  alignas(16) std::array<uint16_t, 6144> out{};
+
+  Fixture() {
+    static const bool loaded = (harness::load(nullptr, nullptr), true);
+    REQUIRE(loaded);
+    bind();
+    cudaStreamCreateWithFlags(&stream, 0);
+  }
+  ~Fixture() {
+    registry().unbind(kTable);
+    cudaStreamDestroy(stream);
+  }
+
+  static void bind() { registry().bind({.tables = {{kTable, {}}}}); }
+
+  Plugin attach(const std::string& name, const Fields& changes = {}) {
+    return Plugin(name, fields_of(name, changes), TensorRTPhase::kRUNTIME).attach(&context);
+  }
+  Plugin attach_waiting() { return attach("EngramLookup", {{"prefetched", 1}}); }
+
+  int32_t prefetch(const Plugin& plugin) {
+    return plugin.enqueue(kIds, {ids.data()}, {rows.data()}, stream);
+  }
+  int32_t wait(const Plugin& plugin) {
+    return plugin.enqueue(kIdsAndRows, {ids.data(), rows.data()}, {out.data()}, stream);
+  }
+};
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "a clone has its original's table, whatever the name means by then") {
+  const Plugin original = attach("EngramLookup");
+  const std::weak_ptr<const Table> table = registry().find(kTable);
+  const uint8_t* const values = table.lock()->view(0).values;
+  const auto gathers_from = [&](const Plugin& plugin) {
+    REQUIRE(plugin);
+    CHECK(plugin.enqueue(kIds, {ids.data()}, {out.data()}, stream) == 0);
+    return fake::last_gather().values;
+  };
+  registry().unbind(kTable);
+  const Plugin clone = original.clone();
+  CHECK(gathers_from(clone) == values);
+  CHECK_FALSE(attach("EngramLookup"));
+  CHECK(take_log().find("table 'engram.1': expected a bound name") != std::string::npos);
+  bind();
+  CHECK(gathers_from(clone.clone()) == values);
+  CHECK(gathers_from(attach("EngramLookup")) != values);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a table is freed with the last of its clones") {
+  std::weak_ptr<const Table> table = registry().find(kTable);
+  {
+    const Plugin clone = attach("EngramLookup").clone();
+    registry().unbind(kTable);
+    CHECK_FALSE(table.expired());
+  }
+  CHECK(table.expired());
+}
+
+TEST_CASE_FIXTURE(Fixture, "clones of a prefetch and of the lookup that waits share their lane") {
+  const Plugin prefetches = attach("EngramPrefetch");
+  const Plugin waits = attach_waiting();
+  registry().unbind(kTable);
+  CHECK(prefetch(prefetches.clone()) == 0);
+  CHECK_FALSE(fake::runs_after(stream, fake::last_gather()));
+  CHECK(wait(waits.clone()) == 0);
+  CHECK(fake::runs_after(stream, fake::last_gather()));
+}
+
+}  // namespace engram

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The registry, of tables that no store has: their layout is that of ../plugins/cases.h, their rows
+// are nobody's to read.
+#include "engram/table.h"
+
+namespace engram {
+namespace {
+
+class OneByte final : public TableArray {
+ public:
+  const uint8_t* on_device(int) override { return &byte_; }
+  const uint8_t* on_host() override { return nullptr; }
+
+ private:
+  alignas(16) uint8_t byte_ = 0;
+};
+
+}  // namespace
+
+Table::Table(TableOptions options, TableInfo info, TableHistory history,
+             std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
+             std::shared_ptr<void> held)
+    : options_(std::move(options)),
+      info_(std::move(info)),
+      history_(std::move(history)),
+      held_(std::move(held)),
+      values_(std::move(values)),
+      scales_(std::move(scales)) {}
+
+TableView Table::view(int device) const {
+  return {.values = values_->on_device(device), .scales = scales_->on_device(device)};
+}
+
+TableRegistry& TableRegistry::instance() {
+  static TableRegistry registry;
+  return registry;
+}
+
+void TableRegistry::bind(const Bindings& bindings) {
+  for (const auto& [name, options] : bindings.tables) {
+    TableInfo info{.store = options.store,
+                   .fingerprint = std::string(64, 'a'),
+                   .layer = 1,
+                   .num_columns = 24,
+                   .head_dim = 256,
+                   .num_rows = 1};
+    tables_[name] =
+        std::make_shared<Table>(options, info, TableHistory{}, std::make_unique<OneByte>(),
+                                std::make_unique<OneByte>(), nullptr);
+  }
+}
+
+void TableRegistry::unbind(const std::string& name) { tables_.erase(name); }
+
+std::shared_ptr<const Table> TableRegistry::find(const std::string& name) {
+  const auto found = tables_.find(name);
+  return found == tables_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<const Table> TableRegistry::require(const std::string& name) {
+  auto table = find(name);
+  ENGRAM_CHECK(table != nullptr, "table '", name, "': expected a bound name, found none");
+  return table;
+}
+
+}  // namespace engram

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fake_streams.h"
+
+#include <deque>
+#include <set>
+#include <vector>
+
+#include "engram/error.h"
+#include "engram/ops.h"
+#include "guard.h"
+#include "ops/row_runs.h"
+
+namespace {
+
+//! What comes next runs after these gathers, in this capture (0: none).
+struct Point {
+  std::set<int> gathers;
+  int capture = 0;
+};
+
+int num_captures = 0;
+int capture_now = 0;
+engram::fake::Gather last{};
+
+}  // namespace
+
+struct CUstream_st {
+  Point point;
+};
+struct CUevent_st {
+  Point point;
+};
+
+namespace engram::fake {
+
+Gather last_gather() { return last; }
+
+bool runs_after(cudaStream_t stream, const Gather& gather) {
+  return stream->point.gathers.count(gather.number) != 0;
+}
+
+void begin_capture(cudaStream_t stream) { stream->point.capture = capture_now = ++num_captures; }
+
+void end_capture() { capture_now = 0; }
+
+}  // namespace engram::fake
+
+// Streams and events.
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new CUstream_st();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  if (stream->point.capture != capture_now) stream->point.capture = 0;  // it has ended
+  *status =
+      stream->point.capture == 0 ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  cudaStreamIsCapturing(stream, &status);
+  event->point = stream->point;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  cudaStreamCaptureStatus status{};
+  cudaStreamIsCapturing(stream, &status);
+  const int of_event = event->point.capture;
+  if (of_event != 0 && of_event != capture_now) return cudaErrorCapturedEvent;
+  if (of_event == 0 && status != cudaStreamCaptureStatusNone)
+    return cudaErrorStreamCaptureIsolation;
+  stream->point.capture = of_event;
+  stream->point.gathers.insert(event->point.gathers.begin(), event->point.gathers.end());
+  return cudaSuccess;
+}
+
+// Everything else that plugins call, of one device.
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "refused by the fake run time"; }
+const char* cudaGetErrorName(cudaError_t code) {
+  return code == cudaErrorCapturedEvent ? "cudaErrorCapturedEvent" : "another";
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaHostAlloc(void** memory, size_t num_bytes, unsigned) {
+  static std::deque<std::vector<char>> pinned;  // until the process ends
+  *memory = pinned.emplace_back(num_bytes).data();
+  return cudaSuccess;
+}
+cudaError_t cudaHostGetDevicePointer(void** pointer, void* memory, unsigned) {
+  *pointer = memory;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSuccess; }
+
+// Launchers of kernels.
+
+namespace engram {
+
+cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
+  last = {last.number + 1, args.values};
+  stream->point.gathers.insert(last.number);
+  return cudaSuccess;
+}
+cudaError_t make_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&,
+                      cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t read_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&, int,
+                      cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t hash_cuda(const engram_hash_args&, uint64_t*, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t history_cuda(const engram_history_args&, uint64_t*, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t project_cuda(const engram_project_args&, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t gate_cuda(const engram_gate_args&, cudaStream_t) { return cudaErrorNotSupported; }
+
+engram_status fail(engram_status status, const char*) noexcept { return status; }
+
+}  // namespace engram

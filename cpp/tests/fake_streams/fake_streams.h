@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file fake_streams.h
+//! A CUDA run time of one GPU that runs nothing, but knows what runs after what; and tables without
+//! rows, that the registry binds from no store. So plugins can be attached and enqueued on any
+//! machine.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace engram::fake {
+
+//! A gather that was launched.
+struct Gather {
+  int number;  //!< among all, from 1 on
+  const uint8_t* values;
+};
+Gather last_gather();
+
+//! Whether what comes next on the stream runs after a gather has ended.
+bool runs_after(cudaStream_t stream, const Gather& gather);
+
+//! One capture at a time. Its gathers never run; end_capture drops the graph, whoever joined.
+void begin_capture(cudaStream_t stream);
+void end_capture();
+
+}  // namespace engram::fake
