@@ -153,6 +153,24 @@ def test_two_contexts_on_two_streams(store, engine, prefetched):
 
 
 @on_gpu
+def test_a_bad_id_strands_no_prefetch(store, engine, prefetched):
+    """Its own step runs to the end, however early the GPU meets it; the next call tells."""
+    import torch
+
+    feed = on_torch(feed_of(store, 37, 3))
+    bad = {**feed, "token_ids": feed["token_ids"].clone()}
+    bad["token_ids"][3] = 1_000_000_000
+    expected = engine.execution(1).run(feed)
+    execution = prefetched.execution(1)
+    for _ in range(20):
+        execution.run(bad)
+        torch.cuda.synchronize()
+        with pytest.raises(EngramError, match=r"EngramHash\.enqueue: .*token_ids\[3\]: expected"):
+            execution.run(feed)
+        same(execution.run(feed), expected)
+
+
+@on_gpu
 @pytest.mark.parametrize("partner", ["none", "of another table"])
 def test_a_missing_partner_is_an_error(store, partner):
     """Rows that no prefetch of this table has started are never given out."""

@@ -75,6 +75,8 @@ class HashOp final : public Op {
     (*exprs)['W'] = minus_one('N');
   }
 
+  bool starts_step() const override { return true; }
+
   bool is_empty(const Sizes& sizes) const override {
     return sizes['T'] == 0 && (next_lookback_ < 0 || num_requests(sizes) == 0);
   }

@@ -62,11 +62,24 @@ void PrefetchLane::join(cudaStream_t main, const void* rows) {
   ENGRAM_CHECK(rows_ == rows && rows != nullptr, "rows: expected those that an EngramPrefetch of '",
                table_, "' in this execution context has started, found ",
                rows_ == nullptr ? "none started" : "others");
-  rows_ = nullptr;
-  check_cuda(cudaStreamWaitEvent(main, done_.get(), 0), "join of the side stream");
+  wait(main);
 }
 
 cudaStream_t PrefetchLane::side_stream() const { return side_->stream.get(); }
+
+void PrefetchLane::join_left(cudaStream_t main) {
+  // What a failed capture left never runs, and no stream may wait for its event.
+  if (rows_ != nullptr && !captured_) wait(main);
+  rows_ = nullptr;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(main, &status), "capture of a prefetch");
+  captured_ = status != cudaStreamCaptureStatusNone;
+}
+
+void PrefetchLane::wait(cudaStream_t main) {
+  check_cuda(cudaStreamWaitEvent(main, done_.get(), 0), "join of the side stream");
+  rows_ = nullptr;
+}
 
 void PrefetchLane::fork(cudaStream_t main) const {
   check_cuda(cudaEventRecord(forked_.get(), main), "fork of the side stream");

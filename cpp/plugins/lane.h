@@ -26,11 +26,12 @@ class PrefetchLane {
 
   PrefetchLane(std::shared_ptr<SideStream> side, std::string table);
 
-  //! gather(side stream), which writes `rows`, runs after all that main holds now. Throws Error.
+  //! gather(side stream), which writes `rows`, runs after all that main holds now; what follows on
+  //! main runs after a gather that a failed step left. Throws Error.
   template <typename Gather>
   void start(cudaStream_t main, const void* rows, const Gather& gather) {
     const std::lock_guard lock(mutex_);
-    rows_ = nullptr;
+    join_left(main);
     fork(main);
     check_cuda(gather(side_stream()), "launch");
     check_cuda(cudaEventRecord(done_.get(), side_stream()), "end of a prefetch");
@@ -43,7 +44,9 @@ class PrefetchLane {
 
  private:
   cudaStream_t side_stream() const;
+  void join_left(cudaStream_t main);
   void fork(cudaStream_t main) const;
+  void wait(cudaStream_t main);
 
   std::shared_ptr<SideStream> side_;
   std::string table_;
@@ -51,6 +54,7 @@ class PrefetchLane {
   Event done_;
   std::mutex mutex_;
   const void* rows_ = nullptr;  //!< of the prefetch under way; null: none
+  bool captured_ = false;       //!< that prefetch is part of a graph
 };
 
 }  // namespace engram::plugins

@@ -72,6 +72,8 @@ class PagedHashOp final : public Op {
     (*exprs)['W'] = builder.operation(Operation::kSUB, *(*exprs)['N'], one);
   }
 
+  bool starts_step() const override { return true; }
+
   //! NOTE: reads host inputs, which TensorRT-LLM binds in host memory: but not while building, when
   //! TensorRT makes all inputs up on the GPU.
   cudaError_t enqueue(const Call& call) const override {

@@ -158,7 +158,7 @@ class Plugin : public IPluginV3,
           op_->inputs(),
           [input_descs](size_t i) -> const nvinfer1::Dims& { return input_descs[i].dims; });
       op_->check(sizes);
-      if (fault_ != nullptr) throw_pending_fault(device_);
+      if (fault_ != nullptr && op_->starts_step()) throw_pending_fault(device_);
       if (op_->is_empty(sizes)) return;
       check_cuda(op_->enqueue({sizes, input_descs, inputs, outputs, fault_, workspace, stream}),
                  "launch");

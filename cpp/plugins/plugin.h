@@ -53,6 +53,11 @@ class Op {
   virtual bool is_empty(const Sizes& sizes) const { return sizes['T'] == 0; }
   //! GPU memory that an enqueue takes beside its tensors; no less for more tokens.
   virtual int64_t workspace_bytes(const Sizes&) const { return 0; }
+  //! True for the first plugin of a step, whose enqueue fails with the fault that an earlier step
+  //! left. No other may look: this step's own hash may set the word while its step is still being
+  //! enqueued, and an error between an EngramPrefetch and the EngramLookup that waits leaves the
+  //! side stream writing memory that the next step uses.
+  virtual bool starts_step() const { return false; }
   //! Binds to an execution context; called at most once, before any enqueue.
   virtual void attach(const Attachment&) {}
   //! Capturable; allocates nothing, waits for nothing, reads no tensor on the host.

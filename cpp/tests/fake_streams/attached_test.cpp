@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plugins in an execution context: which table a clone has, and in what order a prefetch and the
-// lookup that waits for it run.
+// Plugins in an execution context: who returns a fault of the device, which table a clone has, and
+// in what order a prefetch and the lookup that waits for it run.
 #include <array>
 
 #include "../plugins/cases.h"
 #include "doctest/doctest.h"
 #include "engram/table.h"
 #include "fake_streams.h"
+#include "fault.h"
 
 namespace engram {
 namespace {
@@ -67,6 +68,50 @@ struct Fixture {
 
 }  // namespace
 
+TEST_CASE_FIXTURE(Fixture, "a fault of the device is EngramHash's to return, and no other's") {
+  const Fields paged{
+      {"history", std::string("kv_phantom")}, {"tokens_per_block", 32}, {"slot_bytes", 256}};
+  struct Case {
+    const char* name;
+    Fields changes;
+    std::vector<Shape> no_tokens;
+  };
+  const std::vector<Case> cases{
+      {"EngramLookup", {}, {{0, 2, 24}}},
+      {"EngramPrefetch", {}, {{0, 2, 24}}},
+      {"EngramLookup", {{"prefetched", 1}}, {{0, 2, 24}, {0, 6144}}},
+      {"EngramProject", {}, {{0, 64}, {64, 16}, {1}}},
+      {"EngramGate", {}, {{0, 4, 64}, {0, 320}, {4, 64}, {4, 64}}},
+      {"EngramHash", {}, {{0}, {0}, {1}, {100}, {0, 3}, {2, 4}, {2, 24}, {2, 24}}},
+      {"EngramHash",
+       paged,
+       {{0},
+        {100},
+        {1, 2},
+        {5, 2},
+        {1, 0, 2, 4},
+        {0},
+        {0},
+        {0, 1, 64},
+        {0},
+        {0},
+        {2, 4},
+        {2, 24},
+        {2, 24}}},
+  };
+  for (const Case& each : cases) {
+    CAPTURE(each.name);
+    const Plugin plugin = attach(each.name, each.changes);
+    REQUIRE(plugin);
+    store_fault(fault_word(0), FaultCode::kTokenId, 3, 99);
+    const bool is_hash = each.name == std::string("EngramHash");
+    CHECK((plugin.enqueue_nothing(each.no_tokens) != 0) == is_hash);
+    CHECK((take_log().find("token_ids[3]: expected an id inside") != std::string::npos) == is_hash);
+    CHECK((*fault_word(0) == 0) == is_hash);
+    CHECK(plugin.enqueue_nothing(each.no_tokens) == 0);
+  }
+}
+
 TEST_CASE_FIXTURE(Fixture, "a clone has its original's table, whatever the name means by then") {
   const Plugin original = attach("EngramLookup");
   const std::weak_ptr<const Table> table = registry().find(kTable);
@@ -104,6 +149,33 @@ TEST_CASE_FIXTURE(Fixture, "clones of a prefetch and of the lookup that waits sh
   CHECK_FALSE(fake::runs_after(stream, fake::last_gather()));
   CHECK(wait(waits.clone()) == 0);
   CHECK(fake::runs_after(stream, fake::last_gather()));
+}
+
+TEST_CASE_FIXTURE(Fixture, "a prefetch waits for the gather that a failed step left") {
+  const Plugin prefetches = attach("EngramPrefetch");
+  const Plugin waits = attach_waiting();
+  CHECK(prefetch(prefetches) == 0);
+  const fake::Gather left = fake::last_gather();
+  CHECK_FALSE(fake::runs_after(stream, left));
+  CHECK(prefetch(prefetches) == 0);
+  CHECK(fake::runs_after(stream, left));
+  CHECK_FALSE(fake::runs_after(stream, fake::last_gather()));
+  CHECK(wait(waits) == 0);
+  CHECK(fake::runs_after(stream, fake::last_gather()));
+  CHECK(wait(waits) != 0);
+  CHECK(take_log().find("found none started") != std::string::npos);
+}
+
+TEST_CASE_FIXTURE(Fixture, "nobody waits for what a failed capture left") {
+  const Plugin prefetches = attach("EngramPrefetch");
+  const Plugin waits = attach_waiting();
+  fake::begin_capture(stream);
+  CHECK(prefetch(prefetches) == 0);
+  fake::end_capture();
+  CHECK(prefetch(prefetches) == 0);
+  CHECK(wait(waits) == 0);
+  CHECK(fake::runs_after(stream, fake::last_gather()));
+  CHECK(take_log().empty());
 }
 
 }  // namespace engram
