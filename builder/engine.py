@@ -181,13 +181,16 @@ class EngineBuilder:
 
 
 def _find_gpu() -> tuple[str, tuple[int, int]]:
-    """Name and compute capability of the GPU that is built for; where there is none, TensorRT's
-    builder would end the process."""
+    """Name and compute capability of the GPU that is built for: the thread's current one, which is
+    the first where it has no context. Where there is none, TensorRT's builder would end the
+    process."""
     device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
     major, minor = ctypes.c_int(), ctypes.c_int()
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-        failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
+        failed = cuda.cuInit(0)
+        if not failed and cuda.cuCtxGetDevice(ctypes.byref(device)):
+            failed = cuda.cuDeviceGet(ctypes.byref(device), 0)
         failed = failed or cuda.cuDeviceGetName(name, len(name), device)
         for number, attribute in ((major, _COMPUTE_MAJOR), (minor, _COMPUTE_MINOR)):
             failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
