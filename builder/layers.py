@@ -19,6 +19,7 @@ PROJECTIONS = {
     "tensorrt": "TensorRT's own product, of the weights in BF16",
     "fp8": "TensorRT's own product in FP8, a scale per tensor: an approximation",
 }
+FP8_CAPABILITY = (8, 9)  # of the first GPUs with products in FP8
 
 
 class StoreManifest(Protocol):
@@ -80,6 +81,12 @@ class EngramLayer:
             )
         if projection == "fp8" and not rows_amax > 0:
             raise InputError(f"rows_amax: expected a positive number for fp8, found {rows_amax}")
+        if projection == "fp8" and capability is not None and capability < FP8_CAPABILITY:
+            expected, found = (".".join(map(str, one)) for one in (FP8_CAPABILITY, capability))
+            raise InputError(
+                f"projection: expected a GPU of compute capability {expected} or later for fp8, "
+                f"found {found}"
+            )
         self.config = store.config
         self.layer_id = layer_id
         self.table = table_name(layer_id) if table is None else table

@@ -11,6 +11,7 @@ import pytest
 from checkpoints import shard_of, small_checkpoint
 from kept_plans import kept_plan
 
+from trtllm_engram.builder.layers import FP8_CAPABILITY
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.builder.safetensors_file import read_header
 from trtllm_engram.runtime import Store, open_store
@@ -32,6 +33,14 @@ TEXT = " ".join(map(str, np.random.default_rng(9).integers(0, 40, 500))) + " a A
 def on_gpu(test: Any) -> Any:
     """Marks a test that builds engines."""
     return pytest.mark.gpu(pytest.mark.engine(test))
+
+
+def skip_without_fp8() -> None:
+    """For tests of TensorRT's products in FP8."""
+    from trtllm_engram.builder.engine import EngineBuilder
+
+    if EngineBuilder().capability < FP8_CAPABILITY:
+        pytest.skip("this machine: its GPU has no products in FP8")
 
 
 def small_store(folder: Path, **changes: Any) -> Store:

@@ -23,6 +23,14 @@ def test_projection_is_checked(store):
         EngramLayer(store, 1, projection="cublas")
     with pytest.raises(InputError, match=r"^rows_amax: expected a positive number for fp8"):
         EngramLayer(store, 1, projection="fp8")
+    fp8 = {"projection": "fp8", "rows_amax": 1024.0}
+    expected = (
+        r"^projection: expected a GPU of compute capability 8\.9 or later for fp8, found 8\.6$"
+    )
+    with pytest.raises(InputError, match=expected):
+        EngramLayer(store, 1, **fp8, capability=(8, 6))
+    for capability in (None, (8, 9), (10, 0)):
+        assert EngramLayer(store, 1, **fp8, capability=capability).projection == "fp8"
 
 
 @pytest.mark.parametrize("changes", [{"hidden_dtype": "int8"}, {"history": "kv"}])
@@ -269,6 +277,38 @@ def test_progress_and_timing_cache(store, tmp_path):
     build_plan(store, "cached.plan", **options)
     assert len(cache.read_bytes()) >= len(first) // 2
     build_plan(store, "uncached.plan", timing_cache=tmp_path / "nowhere/timings")
+
+
+@pytest.mark.parametrize(("current", "expected"), [(None, 0), (0, 0), (1, 1)])
+def test_the_current_gpu_is_built_for(monkeypatch, current, expected):
+    """TensorRT builds for the thread's, whose weight layout and timings these are."""
+    from trtllm_engram.builder import engine
+
+    gpus = [(b"NVIDIA A100", (8, 0)), (b"NVIDIA H200", (9, 0))]
+
+    class Driver:
+        def cuInit(self, _flags):
+            return 0
+
+        def cuCtxGetDevice(self, device):
+            device._obj.value = -1 if current is None else current
+            return 201 if current is None else 0  # CUDA_ERROR_INVALID_CONTEXT
+
+        def cuDeviceGet(self, device, ordinal):
+            device._obj.value = ordinal
+            return 0
+
+        def cuDeviceGetName(self, name, _length, device):
+            name.value = gpus[device.value][0]
+            return 0
+
+        def cuDeviceGetAttribute(self, number, attribute, device):
+            number._obj.value = gpus[device.value][1][attribute - 75]
+            return 0
+
+    monkeypatch.setattr(engine.ctypes, "CDLL", lambda _name: Driver())
+    name, capability = gpus[expected]
+    assert engine._find_gpu() == (name.decode(), capability)
 
 
 def test_timings_are_kept_by_version_and_gpu(tmp_path, monkeypatch):

@@ -5,7 +5,15 @@ import generators
 import ml_dtypes
 import numpy as np
 import pytest
-from engines import V4_COLUMNS, bits, on_gpu, run_network, small_store, tensor_bytes
+from engines import (
+    V4_COLUMNS,
+    bits,
+    on_gpu,
+    run_network,
+    skip_without_fp8,
+    small_store,
+    tensor_bytes,
+)
 from generators import HASH_INPUTS
 
 from trtllm_engram.builder import nodes
@@ -218,10 +226,20 @@ def test_project(rng, out_features):
 @pytest.mark.unsanitized
 @pytest.mark.parametrize("out_features", [80, 1600])
 def test_project_by_tensorrt(rng, out_features):
-    """A product of BF16 weights is as near as ours; FP8's is only near."""
+    """A product of BF16 weights is as near as ours."""
     from trtllm_engram.builder import network
 
     check_project(rng, out_features, 1.01, network.project_bf16)
+
+
+@on_gpu
+@pytest.mark.unsanitized
+@pytest.mark.parametrize("out_features", [80, 1600])
+def test_project_in_fp8(rng, out_features):
+    """Two roundings more: only near."""
+    from trtllm_engram.builder import network
+
+    skip_without_fp8()
     check_project(rng, out_features, 64.0, network.project_fp8, rows_amax=8.0)
 
 
