@@ -286,27 +286,27 @@ def test_the_current_gpu_is_built_for(monkeypatch, current, expected):
 
     gpus = [(b"NVIDIA A100", (8, 0)), (b"NVIDIA H200", (9, 0))]
 
-    class Driver:
-        def cuInit(self, _flags):
-            return 0
+    def store(reference, value):
+        reference._obj.value = value
+        return 0
 
-        def cuCtxGetDevice(self, device):
-            device._obj.value = -1 if current is None else current
-            return 201 if current is None else 0  # CUDA_ERROR_INVALID_CONTEXT
+    def current_device(device):
+        return store(device, current) if current is not None else 201  # CUDA_ERROR_INVALID_CONTEXT
 
-        def cuDeviceGet(self, device, ordinal):
-            device._obj.value = ordinal
-            return 0
+    def device_name(name, _length, device):
+        name.value = gpus[device.value][0]
+        return 0
 
-        def cuDeviceGetName(self, name, _length, device):
-            name.value = gpus[device.value][0]
-            return 0
-
-        def cuDeviceGetAttribute(self, number, attribute, device):
-            number._obj.value = gpus[device.value][1][attribute - 75]
-            return 0
-
-    monkeypatch.setattr(engine.ctypes, "CDLL", lambda _name: Driver())
+    driver = SimpleNamespace(
+        cuInit=lambda _flags: 0,
+        cuCtxGetDevice=current_device,
+        cuDeviceGet=store,
+        cuDeviceGetName=device_name,
+        cuDeviceGetAttribute=lambda number, attribute, device: store(
+            number, gpus[device.value][1][attribute - 75]
+        ),
+    )
+    monkeypatch.setattr(engine.ctypes, "CDLL", lambda _name: driver)
     name, capability = gpus[expected]
     assert engine._find_gpu() == (name.decode(), capability)
 
