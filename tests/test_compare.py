@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparisons: right data passes, wrong tables do not, and polygraphy sees the same."""
 
+import argparse
 import itertools
 import json
 import subprocess
@@ -14,6 +15,7 @@ from engines import TEXT, V4_COLUMNS, WRONG, on_gpu, small_store, wrong_store
 from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name, rows_name
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import ops
+from trtllm_engram.runtime.cli.compare import _print
 from trtllm_engram.runtime.compare import Reference, compare, make_feeds
 from trtllm_engram.runtime.compare.plot import write_histogram
 from trtllm_engram.runtime.compare.reference import _magnitude
@@ -238,6 +240,32 @@ def test_merge(store, outputs):
     assert sum(merged[OUT].histogram) == merged[OUT].count
     assert merged[OUT].mean_abs == pytest.approx(8 / merged[OUT].count, rel=0.05)
     json.dumps([one.to_json() for one in merged.values()])
+
+
+def test_table_of_a_comparison(outputs, capsys):
+    """Means in ulps, and the histogram without its empty bins."""
+    wide = {name: outputs[name].astype(np.float32) for name in (OUT, f"{OUT}.magnitude")}
+    ids = {"hash_ids": outputs["hash_ids"]}
+    wide |= ids
+
+    def change(array):
+        _, exponent = np.frexp(wide[f"{OUT}.magnitude"][0, 0, :2])
+        array[0, 0, :2] += [2, 20] * np.ldexp(1.0, exponent - 8)
+        return array
+
+    comparisons = compare(changed(wide, OUT, change), wide)
+    _print(argparse.Namespace(json=False), comparisons)
+    lines = capsys.readouterr().out.splitlines()
+    count = outputs[OUT].size
+    assert " ".join(lines[0].split()) == (
+        "output values different max mean max ulps mean ulps bound"
+    )
+    assert f" {22 / count:.3g} " in next(row for row in lines if row.startswith(OUT))
+    assert lines[-2].split() == ["output", "values", "by", "BF16", "ulps"]
+    assert lines[-1].split(maxsplit=1) == [OUT, f"same: {count - 2}, <= 2: 1, > 16: 1"]
+    assert f"mean {comparisons[0].mean_abs:.3g} ({22 / count:.3g} BF16 ulps)" in line(
+        comparisons[0]
+    )
 
 
 def test_histogram_as_png(outputs, tmp_path):

@@ -14,7 +14,7 @@ from ..compare import Comparison, Reference, compare, make_feeds
 from ..compare.plot import write_histogram
 from ..compare.report import HIDDEN_LIMIT_BF16_ULPS, merge
 from ..compare.sizes import DEFAULT_SIZES, parse_size
-from ..compare.text import bound, verdict
+from ..compare.text import bound, histogram, verdict
 from ..engine import Engine
 from ..engine_session import check_engine
 from ..figure import new_figure
@@ -115,7 +115,17 @@ def _print(args: argparse.Namespace, comparisons: list[Comparison]) -> None:
         outputs = [comparison.to_json() for comparison in comparisons]
         console.print_json({"passed": passed, "outputs": outputs})
         return
-    headings = ("output", ">values", ">different", ">max", ">mean", ">max ulps", "bound", "")
+    headings = (
+        "output",
+        ">values",
+        ">different",
+        ">max",
+        ">mean",
+        ">max ulps",
+        ">mean ulps",
+        "bound",
+        "",
+    )
     rows = [
         (
             one.name,
@@ -124,9 +134,14 @@ def _print(args: argparse.Namespace, comparisons: list[Comparison]) -> None:
             f"{one.max_abs:.3g}",
             f"{one.mean_abs:.3g}",
             f"{one.max_ulps:.3g}" if one.histogram else "",
+            f"{one.mean_ulps:.3g}" if one.histogram else "",
             bound(one),
             verdict(one),
         )
         for one in comparisons
     ]
     console.print_table(headings, rows)
+    shown = [(one.name, histogram(one)) for one in comparisons if one.histogram]
+    if shown:
+        console.stdout().print()
+        console.print_table(("output", "values by BF16 ulps"), shown)

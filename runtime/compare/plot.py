@@ -8,7 +8,8 @@ from pathlib import Path
 from trtllm_engram.plugins.errors import InputError
 
 from ..figure import new_figure, write_png
-from .report import ULP_BINS, Comparison
+from .report import Comparison
+from .text import BIN_LABELS
 
 
 def write_histogram(path: Path, comparisons: list[Comparison]) -> None:
@@ -17,11 +18,10 @@ def write_histogram(path: Path, comparisons: list[Comparison]) -> None:
     if not shown:
         raise InputError("png: expected outputs of floating point, found none")
     figure = new_figure("png", 7, 2.4 * len(shown))
-    labels = ["same", *(f"<= {end:g}" for end in ULP_BINS[1:]), f"> {ULP_BINS[-1]:g}"]
     for axes, comparison in zip(
         figure.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True
     ):
-        axes.bar(labels, comparison.histogram)
+        axes.bar(BIN_LABELS, comparison.histogram)
         axes.set_yscale("symlog")
         axes.set_ylabel("elements")
         axes.set_title(f"{comparison.name}: max {comparison.max_ulps:.3g} BF16 ulps", fontsize=10)

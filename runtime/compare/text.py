@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from .report import Comparison
+from .report import ULP_BINS, Comparison
+
+BIN_LABELS = ("same", *(f"<= {end:g}" for end in ULP_BINS[1:]), f"> {ULP_BINS[-1]:g}")
 
 
 def bound(comparison: Comparison) -> str:
@@ -23,5 +25,14 @@ def line(comparison: Comparison) -> str:
     return (
         f"{comparison.name}: {comparison.count} values, {comparison.num_different} different, "
         f"max {comparison.max_abs:.3g} ({comparison.max_ulps:.3g} BF16 ulps), "
-        f"mean {comparison.mean_abs:.3g}, bound: {bound(comparison)}: {verdict(comparison)}"
+        f"mean {comparison.mean_abs:.3g} ({comparison.mean_ulps:.3g} BF16 ulps), "
+        f"bound: {bound(comparison)}: {verdict(comparison)}"
     )
+
+
+def histogram(comparison: Comparison) -> str:
+    """How many values are so many ulps off, without empty bins; "" for integers."""
+    if not comparison.histogram:
+        return ""
+    counts = zip(BIN_LABELS, comparison.histogram, strict=True)
+    return ", ".join(f"{label}: {count}" for label, count in counts if count)
