@@ -100,7 +100,7 @@ SANITIZER = $(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer) \
               $(shell command -v compute-sanitizer) \
               $(wildcard .venv/lib/python3*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZED ?= $(addprefix tests/test_,hash.py lookup.py stage.py project.py gate.py network.py \
-               prefetch.py engine.py)
+               network_ranks.py prefetch.py engine.py)
 sanitize-gpu: build
 	$(if $(SANITIZER),,$(error compute-sanitizer: expected in CUDA_HOME or PATH, found none: \
 	  .venv/bin/pip install nvidia-cuda-sanitizer-api==13.0.*))

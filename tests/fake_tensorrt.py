@@ -56,6 +56,7 @@ class Layer:
     plugin: Any = None
     outputs: list[Tensor] = field(default_factory=list)
     reshape_dims: Any = None
+    mode: Any = None
 
     def __post_init__(self) -> None:
         self.network.layers.append(self)
@@ -77,9 +78,9 @@ class Layer:
         return self.outputs[index]
 
     def set_input(self, index: int, tensor: Tensor) -> None:
-        assert index == len(self.inputs)
+        assert index >= len(self.inputs)  # the stride of a slice is never set
         self.inputs.append(tensor)
-        self.outputs[0].shape = tensor.sizes
+        self.outputs[0].shape = tensor.sizes or self.outputs[0].shape
 
     def _run(self, known: dict[int, np.ndarray]) -> Any:
         results = self.function(*(tensor.evaluate(known) for tensor in self.inputs))
@@ -119,6 +120,32 @@ class Network:
         layer = self.add(lambda a: (np.array(a.shape),), [x], ("INT64", (len(x.shape),)))
         layer.get_output(0).sizes = x.shape
         return layer
+
+    def add_slice(self, x: Tensor, start: Any, shape: Any, stride: Any) -> Layer:
+        """Of stride 1; in mode FILL the inputs are start, shape and the value past the end."""
+        assert set(stride) == {1}
+
+        def run(value: np.ndarray, *given: np.ndarray) -> Any:
+            begin, sizes, fill = given or (start, shape, 0)
+            part = value[tuple(slice(b, b + size) for b, size in zip(begin, sizes, strict=True))]
+            assert part.shape == tuple(sizes) or layer.mode == "FILL"
+            whole = np.full(tuple(sizes), fill, value.dtype)
+            whole[tuple(map(slice, part.shape))] = part
+            return (whole,)
+
+        sizes = tuple(shape) if any(shape) else x.shape
+        layer = self.add(run, [x], (x.dtype, sizes))
+        return layer
+
+    def add_elementwise(self, a: Tensor, b: Tensor, operation: str) -> Layer:
+        assert operation == "PROD"
+        return self.add(lambda x, y: (x * y,), [a, b], (a.dtype, a.shape))
+
+    def add_concatenation(self, inputs: list[Tensor]) -> Layer:
+        size = sum(tensor.shape[0] for tensor in inputs)
+        return self.add(
+            lambda *values: (np.concatenate(values),), inputs, (inputs[0].dtype, (size,))
+        )
 
     def add_plugin_v3(self, inputs: list[Tensor], shape_inputs: Any, plugin: Any) -> Layer:
         assert shape_inputs == []
@@ -292,6 +319,8 @@ def make() -> types.ModuleType:
     kinds = {name: name for name in (*TYPES, "INT8", "FP8", "BOOL")}
     module.__version__ = "10.6.0"
     module.DataType = SimpleNamespace(**kinds)
+    module.SampleMode = SimpleNamespace(FILL="FILL")
+    module.ElementWiseOperation = SimpleNamespace(PROD="PROD")
     module.int32 = "INT32"
     module.Weights = Weights
     module.TensorRTPhase = SimpleNamespace(BUILD="BUILD")

@@ -290,25 +290,6 @@ def test_gate_sizes(rng, hc_mult, hidden_size, dtype, in_place):
 
 
 @on_gpu
-@pytest.mark.parametrize(("num_tokens", "num_ranks"), [(37, 4), (8, 4), (1, 3), (5, 1)])
-def test_rank_slices(golden_store, rng, num_tokens, num_ranks):
-    """Every rank hashes all tokens; its own part, the last one padded, is as if it were alone."""
-    from trtllm_engram.builder import network
-
-    count = -(-num_tokens // num_ranks)
-    ids = rng.integers(0, 4099, (num_tokens, 1, 24)).astype(np.int32)
-    hidden = bf16(rng, count, 4, 160)
-    padded = np.concatenate([ids, np.full((count * num_ranks - num_tokens, 1, 24), -1, np.int32)])
-    for rank in range(num_ranks):
-        found = run_network(
-            lambda net, ids, hidden, rank=rank: {"part": network.rank_ids(net, ids, hidden, rank)},
-            {"ids": ids, "hidden": hidden},
-            least={"ids": 1},
-        )
-        np.testing.assert_array_equal(found["part"], padded[rank * count :][:count])
-
-
-@on_gpu
 def test_wrong_type_is_told(rng):
     """Keys in FP32: the build fails, and says what was expected and found."""
     from trtllm_engram.builder import network
