@@ -417,23 +417,36 @@ def test_unload_and_reload_leak_nothing(server, store, folder):
     connection = server.connect("http")
     others = set(server.stubs())
 
-    def settled():
-        """Files, threads and processes of the server, once it is at rest."""
+    def state():
+        """Stubs, files and regions of memory of the server, which it gives back one by one."""
+        process = Path(f"/proc/{server.process.pid}")
+        shared = [path.name for path in Path("/dev/shm").glob("triton_python_backend_shm_*")]
+        return set(server.stubs()) - others, len(list((process / "fd").iterdir())), len(shared)
+
+    def use():
         connection.load_model("again")
         wanted = ask(connection, {"token_ids": IDS}, ["hash_ids"], "again")["hash_ids"]
         assert wanted.shape == (1, 4, 2, 4)
         connection.unload_model("again")
-        deadline = time.monotonic() + 30
-        while (left := set(server.stubs()) - others) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process = Path(f"/proc/{server.process.pid}")
-        shared = [path.name for path in Path("/dev/shm").glob("triton_python_backend_shm_*")]
-        return left, len(list((process / "fd").iterdir())), len(shared)
 
-    first = settled()
+    def wait_until(holds):
+        deadline = time.monotonic() + 30
+        while not holds() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def at_rest():
+        before = state()
+        time.sleep(1)
+        return state() == before and not before[0]
+
+    use()
+    wait_until(at_rest)
+    first = state()
     pss = server.pss()
     for _ in range(2):
-        assert settled() == first
+        use()
+        wait_until(lambda: state() == first)
+        assert state() == first
     assert server.pss() - pss < table_bytes(store) / 10
 
 
