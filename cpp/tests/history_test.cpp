@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kBlocks = 8, kPerBlock = 4, kSlotBytes = 16, kMaxBlocks = 3, kOrder = 4;
 constexpr int32_t kSecondary = INT32_MIN;
+constexpr int32_t kNoBlock = INT32_MAX;
 
 //! A chunk of a prompt and two generation steps, of one token each unless `drafts` more.
 struct HistoryCase {
@@ -30,9 +31,9 @@ struct HistoryCase {
            int context_length) {
     for (int field = 0; field < 2; ++field) {
       for (int i = 0; i < kMaxBlocks; ++i) {
-        offsets.push_back(static_cast<size_t>(i) < blocks.size()
-                              ? blocks[static_cast<size_t>(i)] + field
-                              : INT32_MAX);
+        const auto index = static_cast<size_t>(i);
+        const int32_t block = index < blocks.size() ? blocks[index] : kNoBlock;
+        offsets.push_back(block == kNoBlock ? kNoBlock : block + field);
       }
     }
     sequence_lengths.push_back(before + static_cast<int>(tokens.size()));
@@ -155,6 +156,8 @@ TEST_CASE("history: what cannot be is refused") {
   CHECK(has(refusal(args), "the same number for each of 0 generation steps"));
   args = made.args();
   args.beam_width = 2;
+  args.num_contexts = args.num_context_tokens = 0;
+  args.num_requests = args.num_tokens = 2;
   CHECK(has(refusal(args), "cache_indirection: expected an array for beams"));
   made.sequence_lengths[0] = 13;  // of 12 that its blocks hold
   CHECK(has(message_of([&] { made.run(); }), "at positions from 0 to 11"));
