@@ -17,6 +17,14 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   return reinterpret_cast<const uint32_t&>(product);
 }
 
+constexpr uint32_t kTwoTo120Pair = 0x7B807B80u;
+constexpr int kMaxFoldedScale = 134;  //!< 2^(134-7) is BF16's largest power of two
+
+//! 2^120 * 2^(scale-127) as a pair, for scales up to kMaxFoldedScale.
+__device__ __forceinline__ uint32_t folded_factor_pair(uint8_t scale) {
+  return (scale + 120u) * 0x00800080u;
+}
+
 constexpr uint32_t kLowPair = 0x1404;   //!< bytes 0 and 1 to the high bytes of two halves
 constexpr uint32_t kHighPair = 0x3424;  //!< bytes 2 and 3
 
@@ -31,8 +39,7 @@ __device__ __forceinline__ uint32_t moved_pair(uint32_t values, uint32_t selecto
 //! only one that rounds: once, to nearest even, BF16 subnormals kept, overflow infinite, -0 kept.
 __device__ __forceinline__ uint32_t scaled_pair(uint32_t values, uint32_t selector,
                                                 uint32_t scale_pair) {
-  constexpr uint32_t kTwoTo120 = 0x7B807B80u;
-  return multiply_bf16x2(multiply_bf16x2(moved_pair(values, selector), kTwoTo120), scale_pair);
+  return multiply_bf16x2(multiply_bf16x2(moved_pair(values, selector), kTwoTo120Pair), scale_pair);
 }
 
 //! The top bit of each byte that is an FP8 NaN: magnitude 0x7F alone carries into it.
@@ -67,13 +74,12 @@ __device__ __forceinline__ uint2 bf16x4_from_fp8(uint32_t values, uint8_t scale)
 //! The eight FP8 bytes of `values`, lowest first, times 2^(scale-127), as eight BF16. Scales up to
 //! 2^7 go into one product with the 2^120, 2^(scale-7) in all: half the work, rounded once too.
 __device__ __forceinline__ uint4 bf16x8_from_fp8(uint2 values, uint8_t scale) {
-  constexpr int kMaxFoldedScale = 134;  // 2^(134-7) is BF16's largest power of two
   if (scale > kMaxFoldedScale || (fp8_nan_bits(values.x) | fp8_nan_bits(values.y)) != 0) {
     const uint2 low = bf16x4_from_fp8(values.x, scale);
     const uint2 high = bf16x4_from_fp8(values.y, scale);
     return make_uint4(low.x, low.y, high.x, high.y);
   }
-  const uint32_t factor_pair = (scale + 120u) * 0x00800080u;
+  const uint32_t factor_pair = folded_factor_pair(scale);
   return make_uint4(multiply_bf16x2(moved_pair(values.x, kLowPair), factor_pair),
                     multiply_bf16x2(moved_pair(values.x, kHighPair), factor_pair),
                     multiply_bf16x2(moved_pair(values.y, kLowPair), factor_pair),

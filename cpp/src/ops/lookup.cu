@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dequantize.cuh"
-#include "engram/layout.h"
 #include "engram/ops.h"
 #include "launch.cuh"
 #include "ptx.cuh"
-#include "rows.cuh"
+#include "table_row.cuh"
 
 namespace engram {
 namespace {
@@ -23,48 +21,6 @@ constexpr int kChunkBytes = kForm == ENGRAM_ROWS_BF16 || kForm == ENGRAM_ROWS_PA
 template <engram_row_form kForm>
 constexpr int kMinBlocks = kChunkBytes<kForm> == 8 ? 6 : kRowBlocksPerSm;
 
-//! Row of the table, or kNoRow: any id, also one of an uninitialised array, reads inside the table.
-__device__ int64_t table_row(const engram_lookup_args& args, int64_t token, int column) {
-  if (token >= args.num_tokens) return kNoRow;
-  const int64_t id = __ldg(args.ids + row_offset(token, args.ids_stride) + column);
-  const int64_t row = id - args.first_row;
-  return row >= 0 && row < args.num_rows ? row : kNoRow;
-}
-
-//! Writes one chunk of a row, and its scale where the chunk starts a scale block.
-//! values_aligned: whether packed rows take 8-byte stores.
-template <engram_row_form kForm, typename Vector>
-__device__ void store_chunk(const engram_lookup_args& args, int64_t token, int column, int chunk,
-                            Vector values, uint8_t scale, bool values_aligned) {
-  constexpr int kBytes = kChunkBytes<kForm>;
-  const int64_t out_row = row_offset(token, args.num_columns) + column;
-  const int scale_idx = chunk * kBytes / kScaleBlock;
-  const bool starts_block = chunk * kBytes % kScaleBlock == 0;
-  auto* const bytes = static_cast<uint8_t*>(args.out);
-
-  if constexpr (kForm == ENGRAM_ROWS_BF16) {
-    auto* const to = static_cast<uint16_t*>(args.out) + row_offset(out_row, args.head_dim);
-    *reinterpret_cast<uint4*>(to + chunk * kBytes) = bf16x8_from_fp8(values, scale);
-  } else if constexpr (kForm == ENGRAM_ROWS_PACKED) {
-    uint8_t* const to = bytes + row_offset(out_row, packed_row_bytes(args.head_dim));
-    store_bytes(to + chunk * kBytes, values, values_aligned);
-    if (starts_block) to[args.head_dim + scale_idx] = scale;
-  } else {
-    if (token < args.num_tokens) {
-      uint8_t* const to = bytes + row_offset(out_row, args.head_dim);
-      *reinterpret_cast<Vector*>(to + chunk * kBytes) = values;
-    }
-    if (!starts_block) return;
-    const int row_scales = scales_per_row(args.head_dim);
-    if constexpr (kForm == ENGRAM_ROWS_MXFP8_LINEAR) {
-      args.out_scales[row_offset(out_row, row_scales) + scale_idx] = scale;
-    } else {
-      store_staged_scale(args.out_scales, token, row_offset(column, row_scales) + scale_idx,
-                         row_offset(args.num_columns, row_scales), scale);
-    }
-  }
-}
-
 //! num_out_tokens: args.num_tokens, or in F8_128x4 order the rows of the scales' tiles.
 template <engram_row_form kForm, int kTokens>
 __global__ void __launch_bounds__(kRowThreads, kMinBlocks<kForm>)
@@ -81,7 +37,7 @@ __global__ void __launch_bounds__(kRowThreads, kMinBlocks<kForm>)
   // Ids
   int64_t rows[kTokens];
 #pragma unroll
-  for (int i = 0; i < kTokens; ++i) rows[i] = table_row(args, first_token + i, column);
+  for (int i = 0; i < kTokens; ++i) rows[i] = find_table_row(args, first_token + i, column);
 
   const int chunks_per_row = args.head_dim / kBytes;
 #pragma unroll 1
@@ -105,7 +61,7 @@ __global__ void __launch_bounds__(kRowThreads, kMinBlocks<kForm>)
     for (int i = 0; i < kTokens; ++i) {
       const int64_t token = first_token + i;
       if (token >= num_out_tokens) break;
-      store_chunk<kForm>(args, token, column, chunk, values[i], scales[i], values_aligned);
+      store_row_chunk<kForm>(args, token, column, chunk, values[i], scales[i], values_aligned);
     }
   }
 }

@@ -161,7 +161,6 @@ class Sm90V1Weights {
   }
 
   __device__ void dequantize(const Raw& raw, int block, Operands& weights) const {
-    constexpr uint32_t kTwoTo120 = 0x7B807B80u;
     const uint32_t factor = __shfl_sync(0xFFFFFFFFu, factor_, block % 32);
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
@@ -172,8 +171,8 @@ class Sm90V1Weights {
     if (factor & kTwoSteps) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        weights[i / 4][i % 4] =
-            multiply_bf16x2(multiply_bf16x2(weights[i / 4][i % 4], kTwoTo120), factor & ~kTwoSteps);
+        weights[i / 4][i % 4] = multiply_bf16x2(
+            multiply_bf16x2(weights[i / 4][i % 4], kTwoTo120Pair), factor & ~kTwoSteps);
       }
     } else {
 #pragma unroll
@@ -191,8 +190,7 @@ class Sm90V1Weights {
   //! 2^120 * 2^(scale-127) as BF16 in both halves, or 2^(scale-127) and kTwoSteps. Either way one
   //! product rounds.
   static __device__ uint32_t factor_of(uint8_t scale) {
-    constexpr int kMaxFoldedScale = 134;  // 2^(134-7) is BF16's largest power of two
-    if (scale <= kMaxFoldedScale) return (scale + 120u) * 0x00800080u;
+    if (scale <= kMaxFoldedScale) return folded_factor_pair(scale);
     return kTwoSteps |
            (scale == kE8m0Nan ? kBf16Nan : static_cast<uint32_t>(scale) << 7) * 0x10001u;
   }

@@ -10,7 +10,8 @@ namespace engram {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRunsInFlight = 8;  // of a warp
+constexpr int kRunsInFlight = 8;   // of a warp
+constexpr int kRowChunkBytes = 8;  // of a lane
 constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 
 static_assert(kMaxRunTokens == 32, "each lane holds one token of a run");

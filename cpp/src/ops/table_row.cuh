@@ -10,10 +10,6 @@
 
 namespace engram {
 
-//! Value bytes of a thread: a warp's BF16 stores are 512 bytes side by side, and packed rows (264
-//! bytes for 256 values) keep their alignment.
-constexpr int kRowChunkBytes = 8;
-
 //! Row of the table, or kNoRow: any id, also one of an uninitialised array, reads inside the table.
 __device__ __forceinline__ int64_t find_table_row(const engram_lookup_args& args, int64_t token,
                                                   int column) {
@@ -23,15 +19,15 @@ __device__ __forceinline__ int64_t find_table_row(const engram_lookup_args& args
   return row >= 0 && row < args.num_rows ? row : kNoRow;
 }
 
-//! Writes eight values of a row, and their scale where they start a scale block. A token past the
-//! last one has scales alone.
+//! Writes one chunk of a row, as many values as a Vector has bytes, and its scale where the chunk
+//! starts a scale block. A token past the last one has scales alone.
 //! values_aligned: whether packed rows take 8-byte stores.
-template <engram_row_form kForm>
+template <engram_row_form kForm, typename Vector>
 __device__ __forceinline__ void store_row_chunk(const engram_lookup_args& args, int64_t token,
-                                                int column, int chunk, uint2 values, uint8_t scale,
+                                                int column, int chunk, Vector values, uint8_t scale,
                                                 bool values_aligned) {
   const int64_t out_row = row_offset(token, args.num_columns) + column;
-  const int first = chunk * kRowChunkBytes;
+  const int first = chunk * static_cast<int>(sizeof(Vector));
   const int scale_idx = first / kScaleBlock;
   const bool starts_block = first % kScaleBlock == 0;
   auto* const bytes = static_cast<uint8_t*>(args.out);
@@ -45,7 +41,7 @@ __device__ __forceinline__ void store_row_chunk(const engram_lookup_args& args, 
     if (starts_block) to[args.head_dim + scale_idx] = scale;
   } else {
     if (token < args.num_tokens) {
-      *reinterpret_cast<uint2*>(bytes + row_offset(out_row, args.head_dim) + first) = values;
+      *reinterpret_cast<Vector*>(bytes + row_offset(out_row, args.head_dim) + first) = values;
     }
     if (!starts_block) return;
     const int row_scales = scales_per_row(args.head_dim);
