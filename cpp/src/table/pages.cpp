@@ -112,11 +112,6 @@ PageKind parse_page_kind(const std::string& name) {
               concat("pages: expected \"auto\", \"4k\" or \"2m\", found \"", name, "\""));
 }
 
-int64_t small_page_bytes() {
-  static const int64_t bytes = sysconf(_SC_PAGESIZE);
-  return bytes;
-}
-
 int64_t whole_pages(int64_t num_bytes, PageKind kind) {
   return round_up(num_bytes, kind == PageKind::k2M ? kHugePageBytes : small_page_bytes());
 }

@@ -3,6 +3,8 @@
 //! What pages host memory lies on: the wish, how it is carried out, and what came of it.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -25,7 +27,10 @@ const char* page_kind_name(PageKind kind);
 PageKind parse_page_kind(const std::string& name);
 
 //! Bytes of this machine's smallest page.
-int64_t small_page_bytes();
+inline int64_t small_page_bytes() {
+  static const int64_t bytes = sysconf(_SC_PAGESIZE);
+  return bytes;
+}
 //! num_bytes in whole pages of the kind, in bytes: what memory of that many bytes takes up.
 int64_t whole_pages(int64_t num_bytes, PageKind kind);
 
