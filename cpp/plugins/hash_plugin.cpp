@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! EngramHash: token ids to row ids. Inputs and fields: hash_spec() below; arithmetic: layout.h.
-#include "engram/layout.h"
 #include "engram/ops.h"
+#include "hash_sizes.h"
 #include "paged_hash.h"
 #include "plugin.h"
 
@@ -21,8 +21,7 @@ class HashOp final : public Op {
     ENGRAM_CHECK(explicit_history_ || fields.text("history") == "whole_prompt",
                  "field 'history': expected explicit, whole_prompt or kv_phantom, found '",
                  fields.text("history"), "'");
-    ENGRAM_CHECK(pad_token_id_ >= 0, "field 'pad_token_id': expected at least 0, found ",
-                 pad_token_id_);
+    check_pad_token_id(pad_token_id_);
     const bool has_lookback_dead = fields.flag("has_lookback_dead");
     ENGRAM_CHECK(explicit_history_ || !has_lookback_dead,
                  "field 'has_lookback_dead': expected 0 where history is whole_prompt, found 1");
@@ -47,22 +46,15 @@ class HashOp final : public Op {
   }
 
   void check(const Sizes& sizes) const override {
-    const int64_t orders = sizes['N'];
-    ENGRAM_CHECK(orders < 0 || (orders >= 2 && orders <= kMaxNgramSize),
-                 "multipliers: expected 2 to ", kMaxNgramSize, " in dimension 1, found ", orders);
-    ENGRAM_CHECK(orders < 0 || sizes['C'] < 0 || (sizes['C'] > 0 && sizes['C'] % (orders - 1) == 0),
-                 "primes: expected a multiple of ", orders - 1, " in dimension 1, found ",
-                 sizes['C']);
-    if (orders > 0) check_size("lookback_ids dimension 1", orders - 1, sizes['W']);
+    check_orders(sizes);
+    if (sizes['N'] > 0) check_size("lookback_ids dimension 1", sizes['N'] - 1, sizes['W']);
     if (has_boundaries_) {
       ENGRAM_CHECK(sizes['P'] != 0, "cu_seqlens: expected at least 1 entry, found 0");
       if (sizes['P'] > 0) check_size("lookback_ids dimension 0", sizes['P'] - 1, sizes['B']);
     } else {
       check_size("lookback_ids dimension 0", sizes['T'], sizes['B']);
     }
-    ENGRAM_CHECK(sizes['V'] < 0 || pad_token_id_ < sizes['V'],
-                 "field 'pad_token_id': expected below ", sizes['V'], " (token_map), found ",
-                 pad_token_id_);
+    check_vocabulary(sizes, pad_token_id_);
   }
 
   void derive(const Sizes&, SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override {

@@ -4,6 +4,7 @@
 #include "cuda_support.h"
 #include "engram/history.h"
 #include "engram/ops.h"
+#include "hash_sizes.h"
 
 namespace engram::plugins {
 namespace {
@@ -21,8 +22,7 @@ class PagedHashOp final : public Op {
       : pad_token_id_(fields.int32("pad_token_id")),
         tokens_per_block_(fields.int32("tokens_per_block")),
         slot_bytes_(fields.int32("slot_bytes")) {
-    ENGRAM_CHECK(pad_token_id_ >= 0, "field 'pad_token_id': expected at least 0, found ",
-                 pad_token_id_);
+    check_pad_token_id(pad_token_id_);
     ENGRAM_CHECK(tokens_per_block_ > 0, "field 'tokens_per_block': expected above 0, found ",
                  tokens_per_block_);
     ENGRAM_CHECK(slot_bytes_ >= kLeastSlotBytes && slot_bytes_ % 4 == 0,
@@ -52,17 +52,10 @@ class PagedHashOp final : public Op {
   }
 
   void check(const Sizes& sizes) const override {
-    const int64_t orders = sizes['N'];
-    ENGRAM_CHECK(orders < 0 || (orders >= 2 && orders <= kMaxNgramSize),
-                 "multipliers: expected 2 to ", kMaxNgramSize, " in dimension 1, found ", orders);
-    ENGRAM_CHECK(orders < 0 || sizes['C'] < 0 || (sizes['C'] > 0 && sizes['C'] % (orders - 1) == 0),
-                 "primes: expected a multiple of ", orders - 1, " in dimension 1, found ",
-                 sizes['C']);
+    check_orders(sizes);
     check_size("host_kv_cache_pool_pointers dimension 1", 2, sizes['K']);
     ENGRAM_CHECK(sizes['A'] != 0, "host_kv_cache_pool_mapping: expected at least 1 layer, found 0");
-    ENGRAM_CHECK(sizes['V'] < 0 || pad_token_id_ < sizes['V'],
-                 "field 'pad_token_id': expected below ", sizes['V'], " (token_map), found ",
-                 pad_token_id_);
+    check_vocabulary(sizes, pad_token_id_);
   }
 
   void derive(const Sizes&, SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engram/table_options.h"
@@ -81,7 +82,13 @@ class Table {
   //! `held` is freed after the arrays.
   Table(TableOptions options, TableInfo info, TableHistory history,
         std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
-        std::shared_ptr<void> held);
+        std::shared_ptr<void> held)
+      : options_(std::move(options)),
+        info_(std::move(info)),
+        history_(std::move(history)),
+        held_(std::move(held)),
+        values_(std::move(values)),
+        scales_(std::move(scales)) {}
 
   const TableInfo& info() const { return info_; }
   const TableOptions& options() const { return options_; }

@@ -17,16 +17,6 @@ class OneByte final : public TableArray {
 
 }  // namespace
 
-Table::Table(TableOptions options, TableInfo info, TableHistory history,
-             std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
-             std::shared_ptr<void> held)
-    : options_(std::move(options)),
-      info_(std::move(info)),
-      history_(std::move(history)),
-      held_(std::move(held)),
-      values_(std::move(values)),
-      scales_(std::move(scales)) {}
-
 TableView Table::view(int device) const {
   return {.values = values_->on_device(device), .scales = scales_->on_device(device)};
 }
