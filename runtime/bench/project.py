@@ -29,8 +29,9 @@ def cases(tokens: Sequence[int], _table_gb: float, _rivals: Rivals | None) -> It
     weight &= 0xFB  # no NaN
     scale = torch.randint(112, 124, (_OUT // _BLOCK, _IN // _BLOCK), device="cuda").byte()
     exact = _dequantized(weight, scale)
-    layout = fastest_layout(weight.cpu().numpy(), torch.cuda.get_device_capability())
-    laid = torch.from_numpy(lay_weight(weight.cpu().numpy(), layout)).cuda()
+    on_host = weight.cpu().numpy()
+    layout = fastest_layout(on_host, torch.cuda.get_device_capability())
+    laid = torch.from_numpy(lay_weight(on_host, layout)).cuda()
     for count in tokens:
         x = torch.randn(count, _IN, device="cuda").bfloat16()
         yield _case(x, laid, layout, scale, exact)

@@ -11,12 +11,12 @@ import numpy as np
 
 from trtllm_engram.builder import engine, onnx
 from trtllm_engram.builder.layers import PROJECTIONS, table_name
-from trtllm_engram.builder.model import HIDDEN_DTYPES, HISTORIES, ModelOptions
+from trtllm_engram.builder.model import HISTORIES, ModelOptions
 from trtllm_engram.plugins.errors import InputError
 
 from .. import ops
 from ..store import Store, open_store
-from . import console
+from . import console, shared_options
 
 EXAMPLE = "trtllm-engram build STORE --output engine.plan"
 
@@ -50,12 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="tokens of a prefill call (default: 8192)",
     )
-    parser.add_argument(
-        "--hidden-dtype",
-        choices=HIDDEN_DTYPES,
-        default="bfloat16",
-        help="of the residual stream (default: bfloat16)",
-    )
+    shared_options.add_hidden_dtype(parser)
     parser.add_argument(
         "--history",
         choices=HISTORIES,

@@ -21,7 +21,7 @@ from ..figure import new_figure
 from ..store import Store, open_store
 from ..tables import Tables
 from ..text import read_text
-from . import console
+from . import console, shared_options
 
 EXAMPLE = "trtllm-engram compare STORE --engine engine.plan --sizes 1x1 37x3 1024x8"
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the tables, without --tables (default: host)",
     )
     parser.add_argument("--png", metavar="FILE", type=Path, help="write the histogram of ulps")
-    parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    shared_options.add_checkpoint(parser)
     console.add_json_option(parser)
 
 

@@ -19,7 +19,7 @@ from trtllm_engram.plugins.errors import InputError
 
 from .. import ops
 from ..store import open_store
-from . import console
+from . import console, shared_options
 from .tokens import Ids, add_token_arguments, read_tokens, token_files
 
 EXAMPLE = "trtllm-engram hash STORE --text examples/multilingual.txt --output ids.npy"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE.npy", type=Path, help="write int32 [tokens, layers, columns] here"
     )
-    parser.add_argument("--checkpoint", metavar="DIR", help="where a store's checkpoint lies now")
+    shared_options.add_checkpoint(parser, "a store")
     console.add_json_option(parser)
 
 

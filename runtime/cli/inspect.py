@@ -22,7 +22,7 @@ from trtllm_engram.builder.manifest import CHECKPOINT, MANIFEST_FILE, read_manif
 from trtllm_engram.builder.token_map import load_token_map
 from trtllm_engram.plugins.errors import InputError
 
-from . import console
+from . import console, shared_options
 
 EXAMPLE = "trtllm-engram inspect CHECKPOINT"
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a checkpoint, a store, a config.json or a tokenizer.json",
     )
-    parser.add_argument("--checkpoint", metavar="DIR", help="where a store's checkpoint lies now")
+    shared_options.add_checkpoint(parser, "a store")
     console.add_json_option(parser)
 
 

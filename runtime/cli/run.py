@@ -27,7 +27,7 @@ from ..hidden import FileHidden, HiddenSource, SeededHidden
 from ..session import Chunk, EngramSession
 from ..store import Store, open_store
 from ..tables import Tables
-from . import console
+from . import console, shared_options
 from .tokens import add_token_arguments, read_tokens, token_files
 
 EXAMPLE = "trtllm-engram run STORE --text examples/multilingual.txt --output out.safetensors"
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="of the hidden states' formula, without --hidden"
     )
     parser.add_argument("--rows", action="store_true", help="write the looked-up rows too")
-    parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    shared_options.add_checkpoint(parser)
     console.add_json_option(parser)
 
 

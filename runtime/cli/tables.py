@@ -27,7 +27,7 @@ from ..group import Group
 from ..holders import Holder, find_holders
 from ..keeper import serve, stop_keeper
 from ..tables import Tables, to_toml
-from . import common_options, console
+from . import common_options, console, shared_options
 
 EXAMPLE = "trtllm-engram tables load STORE --verify"
 
@@ -85,7 +85,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     _add_store(parser)
     parser.add_argument(
         "--placement",
-        choices=("host", "device", "device_sharded"),
+        choices=shared_options.PLACEMENTS,
         default="host",
         help="host (default), device: on each rank's GPU, device_sharded: a part on each",
     )
@@ -94,7 +94,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--scales",
-        choices=("with_rows", "device"),
+        choices=shared_options.SCALES,
         default="with_rows",
         help="device: scales in GPU memory",
     )
@@ -133,7 +133,7 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
         "store", metavar="STORE", type=Path, help="with --formula also a config.json"
     )
     parser.add_argument("--layers", metavar="L,...", help="some layers (default: all)")
-    parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    shared_options.add_checkpoint(parser)
     parser.add_argument(
         "--verify", action="store_true", default=None, help="check all bytes against the sums"
     )

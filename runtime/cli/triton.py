@@ -11,7 +11,6 @@ from pathlib import Path
 
 from trtllm_engram.builder.files import reading
 from trtllm_engram.builder.layers import table_name
-from trtllm_engram.builder.model import HIDDEN_DTYPES
 from trtllm_engram.builder.triton import MODEL_PY, Serving, python_config, write_model
 from trtllm_engram.builder.triton_tensorrt import (
     NO_PAST_FILE,
@@ -28,7 +27,7 @@ from ..group import Group
 from ..store import Store, open_store
 from ..tables import to_toml
 from ..triton.settings import Settings
-from . import console
+from . import console, shared_options
 
 EXAMPLE = "trtllm-engram triton STORE --model-repository models"
 
@@ -36,8 +35,8 @@ _MAX_TOKENS = 8192
 # Of glibc: the server's many threads give large buffers back when they are done with them.
 _MALLOC = "MALLOC_ARENA_MAX=4 MALLOC_MMAP_THRESHOLD_=262144"
 _TABLE_CHOICES = {
-    "placement": ("host", "device", "device_sharded"),
-    "scales": ("with_rows", "device"),
+    "placement": shared_options.PLACEMENTS,
+    "scales": shared_options.SCALES,
     "memory": ("memfd", "shm", "cumem", "private", "keeper"),
     "pages": ("auto", "4k", "2m"),
 }
@@ -92,18 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help=f"tokens of a request (default: {_MAX_TOKENS}; an engine's own hold)",
     )
-    parser.add_argument(
-        "--hidden-dtype",
-        choices=HIDDEN_DTYPES,
-        default="bfloat16",
-        help="of the residual stream (default: bfloat16)",
-    )
+    shared_options.add_hidden_dtype(parser)
     tables = parser.add_argument_group("tables (README, Tables at run time)")
     for name, choices in _TABLE_CHOICES.items():
         tables.add_argument(f"--{name}", choices=choices, help=f"default: {choices[0]}")
     tables.add_argument("--numa", metavar="POLICY", help="default, local, interleave, node:N, gpu")
     tables.add_argument("--keeper", metavar="NAME", help="which keeper (default: any that has it)")
-    parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    shared_options.add_checkpoint(parser)
     console.add_json_option(parser)
 
 

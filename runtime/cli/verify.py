@@ -7,7 +7,7 @@ import argparse
 
 from trtllm_engram.builder.verify import verify
 
-from . import console
+from . import console, shared_options
 
 EXAMPLE = "trtllm-engram verify STORE --restamp"
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "where something differs, with one line for each file and block."
     )
     parser.add_argument("store", metavar="STORE")
-    parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
+    shared_options.add_checkpoint(parser)
     parser.add_argument(
         "--restamp", action="store_true", help="accept new time stamps once all sums hold"
     )
