@@ -416,17 +416,23 @@ def test_unload_and_reload_leak_nothing(server, store, folder):
     write_model(store, folder / "models", "--name", "again", "--instances", "2")
     connection = server.connect("http")
     others = set(server.stubs())
+    process = Path(f"/proc/{server.process.pid}")
+    used = set()
+
+    def regions():
+        """Of memory, between the server and its stubs."""
+        maps = (process / "maps").read_text(encoding="utf-8")
+        return set(re.findall(r"/dev/shm/triton_python_backend_shm_\S+", maps))
 
     def state():
-        """Stubs, files and regions of memory of the server, which it gives back one by one."""
-        process = Path(f"/proc/{server.process.pid}")
-        shared = [path.name for path in Path("/dev/shm").glob("triton_python_backend_shm_*")]
-        return set(server.stubs()) - others, len(list((process / "fd").iterdir())), len(shared)
+        """Stubs, files and regions of the server, which it gives back one by one."""
+        return set(server.stubs()) - others, len(list((process / "fd").iterdir())), len(regions())
 
     def use():
         connection.load_model("again")
         wanted = ask(connection, {"token_ids": IDS}, ["hash_ids"], "again")["hash_ids"]
         assert wanted.shape == (1, 4, 2, 4)
+        used.update(regions())
         connection.unload_model("again")
 
     def wait_until(holds):
@@ -447,6 +453,8 @@ def test_unload_and_reload_leak_nothing(server, store, folder):
         use()
         wait_until(lambda: state() == first)
         assert state() == first
+    assert used > regions()
+    assert not [region for region in used - regions() if Path(region).exists()]
     assert server.pss() - pss < table_bytes(store) / 10
 
 
