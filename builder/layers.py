@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from trtllm_engram.builder import nodes
 from trtllm_engram.builder.config import EngramConfig
 from trtllm_engram.builder.graph import Graph
 from trtllm_engram.builder.layout import EngramLayout
-from trtllm_engram.builder.nodes import Host, Tensor, Weights
-from trtllm_engram.builder.weight_layout import fastest_layout
+from trtllm_engram.builder.nodes import Host, TableNames, Tensor, Weights
 from trtllm_engram.plugins.errors import InputError
 
 PROJECTIONS = {
@@ -63,6 +62,7 @@ class EngramLayer:
         rows_amax: for fp8, a bound of the rows' absolute values.
         capability: compute capability of the GPU that will run the layer, whose plugin then has
             its weight in the order that is fastest there; None: one that all GPUs take.
+        in_place: let the output overwrite hidden; EngineBuilder.allow_in_place() must be called.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class EngramLayer:
         projection: str = "plugin",
         rows_amax: float = 0.0,
         capability: tuple[int, int] | None = None,
+        in_place: bool = False,
     ) -> None:
         if projection not in PROJECTIONS:
             raise InputError(
@@ -93,6 +94,7 @@ class EngramLayer:
         self.projection = projection
         self.rows_amax = rows_amax
         self.capability = capability
+        self.in_place = in_place
         self.fingerprint = store.manifest.fingerprint
         self.weights = store.weights(layer_id)
 
@@ -111,14 +113,12 @@ class EngramLayer:
         """Adds lookup, projection and gate; hash_ids [T, L, C] of all the store's layers."""
         (rows,) = graph.add(nodes.lookup_node(hash_ids, **self._names(), prefetched=prefetched))
         kv = self._project(graph, rows)
-        q_weight, k_weight = self.weights.q_weight, self.weights.k_weight
-        (out,) = graph.add(
-            nodes.gate_node(hidden, kv, q_weight, k_weight, self.config.rms_norm_eps, token_mask)
-        )
+        copies, eps = (self.weights.q_weight, self.weights.k_weight), self.config.rms_norm_eps
+        gate = nodes.gate_node(hidden, kv, *copies, eps, token_mask, in_place=self.in_place)
+        (out,) = graph.add(gate)
         return LayerTensors(rows, kv, out)
 
-    def _names(self) -> dict[str, Any]:
-        """What says which table, and which layer of hash_ids."""
+    def _names(self) -> TableNames:
         return {
             "table": self.table,
             "fingerprint": self.fingerprint,
@@ -133,8 +133,7 @@ class EngramLayer:
             return graph.project_bf16(rows, weight, scale)
         if self.projection == "fp8":
             return graph.project_fp8(rows, weight, scale, self.rows_amax)
-        layout = fastest_layout(weight, self.capability)
-        return graph.add(nodes.project_node(rows, weight, scale, layout))[0]
+        return graph.add(nodes.fastest_project_node(rows, weight, scale, self.capability))[0]
 
 
 def engram_layers(

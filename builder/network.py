@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from trtllm_engram.builder import nodes
 from trtllm_engram.builder.layout import EngramLayout
-from trtllm_engram.builder.nodes import Host, Node
+from trtllm_engram.builder.nodes import Host, Node, TableNames
 from trtllm_engram.builder.tensorrt_log import told
 from trtllm_engram.builder.weight_layout import ROW_MAJOR
 from trtllm_engram.plugins.registration import create_plugin, import_tensorrt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Network = Any  # tensorrt.INetworkDefinition
 ITensor = Any
@@ -123,58 +126,31 @@ def lookup(
     network: Network,
     ids: ITensor,
     *,
-    table: str,
-    fingerprint: str,
-    layer: int,
-    head_dim: int,
-    layer_idx: int = 0,
     prefetched: Sequence[ITensor] = (),
     name: str = "",
+    **names: Unpack[TableNames],
 ) -> ITensor:
     """BF16 [T, C*D]: rows of a named table, for layer `layer_idx` of ids [T, L, C].
 
-    The table is bound to its name at run time (runtime.tables). It must be that of the model's
-    layer `layer`, with this layout fingerprint (manifest.fingerprint of the store). `prefetched`:
-    what prefetch() of the same ids and names has started, to be waited for.
+    `names` say which table, as nodes.TableNames has them. `prefetched`: what prefetch() of the same
+    ids and names has started, to be waited for.
     """
-    node = nodes.lookup_node(
-        ids,
-        table=table,
-        fingerprint=fingerprint,
-        layer=layer,
-        head_dim=head_dim,
-        layer_idx=layer_idx,
-        prefetched=prefetched,
-    )
-    return add(network, node, name)[0]
+    return add(network, nodes.lookup_node(ids, prefetched=prefetched, **names), name)[0]
 
 
 def lookup_mxfp8(
     network: Network,
     ids: ITensor,
     *,
-    table: str,
-    fingerprint: str,
-    layer: int,
-    head_dim: int,
-    layer_idx: int = 0,
     scale_order: str = "linear",
     values: str = "fp8",
     prefetched: Sequence[ITensor] = (),
+    **names: Unpack[TableNames],
 ) -> tuple[ITensor, ITensor]:
     """Rows as values and scales: values FP8 [T, C*D] or, with `values` words, INT32 [T, C*D/4];
     scales as INT32 words, [T, C*D/128] in linear order, flat in 128x4 order."""
-    node = nodes.lookup_node(
-        ids,
-        table=table,
-        fingerprint=fingerprint,
-        layer=layer,
-        head_dim=head_dim,
-        layer_idx=layer_idx,
-        output=f"mxfp8_{scale_order}",
-        values=values,
-        prefetched=prefetched,
-    )
+    output = f"mxfp8_{scale_order}"
+    node = nodes.lookup_node(ids, output=output, values=values, prefetched=prefetched, **names)
     outputs = add(network, node)
     return outputs[0], outputs[1]
 
@@ -183,13 +159,9 @@ def prefetch(
     network: Network,
     ids: ITensor,
     *,
-    table: str,
-    fingerprint: str,
-    layer: int,
-    head_dim: int,
-    layer_idx: int = 0,
     output: str = "bf16",
     values: str = "fp8",
+    **names: Unpack[TableNames],
 ) -> tuple[ITensor, ...]:
     """Starts a lookup on a side stream, beside the layers that follow; the result is only for
     lookup() or lookup_mxfp8() of the same ids and names, as `prefetched`.
@@ -200,17 +172,7 @@ def prefetch(
 
     output: bf16, or mxfp8_linear or mxfp8_128x4 for lookup_mxfp8 with that scale_order.
     """
-    node = nodes.prefetch_node(
-        ids,
-        table=table,
-        fingerprint=fingerprint,
-        layer=layer,
-        head_dim=head_dim,
-        layer_idx=layer_idx,
-        output=output,
-        values=values,
-    )
-    return add(network, node)
+    return add(network, nodes.prefetch_node(ids, output=output, values=values, **names))
 
 
 def project(
@@ -224,7 +186,7 @@ def project(
 ) -> ITensor:
     """BF16 [T, out]: x W^T by the plugin; weight FP8 [out, in], scale E8M0, one per 32x32, or both
     as INT32 tensors of their bytes (nodes.words), the weight's in weight_layout. In that the plan
-    holds the weight: weight_layout.fastest_layout's is the fastest on a GPU."""
+    holds the weight; engram_layer takes what is fastest on a GPU."""
     return add(network, nodes.project_node(x, weight, scale, weight_layout), name)[0]
 
 
@@ -296,35 +258,27 @@ def engram_layer(
     hidden: ITensor,
     weights: nodes.Weights,
     *,
-    table: str,
-    fingerprint: str,
-    layer: int,
-    head_dim: int,
     eps: float,
-    layer_idx: int = 0,
     token_mask: ITensor | None = None,
     prefetched: Sequence[ITensor] = (),
+    capability: tuple[int, int] | None = None,
+    in_place: bool = False,
     name: str = "",
+    **names: Unpack[TableNames],
 ) -> ITensor:
-    """A whole layer: lookup, projection and gate; hidden in, hidden out. `name` begins the names
-    of its three layers."""
-    rows = lookup(
-        network,
-        ids,
-        table=table,
-        fingerprint=fingerprint,
-        layer=layer,
-        head_dim=head_dim,
-        layer_idx=layer_idx,
-        prefetched=prefetched,
-        name=name and f"{name}/lookup",
-    )
-    kv = project(
-        network, rows, weights.wkv_weight, weights.wkv_scale, name=name and f"{name}/project"
-    )
-    q_weight, k_weight = weights.q_weight, weights.k_weight
-    gate_name = name and f"{name}/gate"
-    return gate(network, hidden, kv, q_weight, k_weight, eps, token_mask, name=gate_name)
+    """A whole layer: lookup, projection and gate; hidden in, hidden out. `names` are lookup's,
+    capability and in_place as in layers.EngramLayer; `name` begins the names of its three layers.
+    """
+
+    def part(op: str) -> str:
+        return name and f"{name}/{op}"
+
+    rows = lookup(network, ids, **names, prefetched=prefetched, name=part("lookup"))
+    weight, scale = weights.wkv_weight, weights.wkv_scale
+    projection = nodes.fastest_project_node(rows, weight, scale, capability)
+    (kv,) = add(network, projection, part("project"))
+    copies = weights.q_weight, weights.k_weight
+    return gate(network, hidden, kv, *copies, eps, token_mask, in_place=in_place, name=part("gate"))
 
 
 def add(network: Network, node: Node, name: str = "") -> tuple[ITensor, ...]:

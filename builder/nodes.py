@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import ml_dtypes
 import numpy as np
@@ -18,8 +18,11 @@ import numpy.typing as npt
 
 from trtllm_engram.builder.config import SCALE_BLOCK
 from trtllm_engram.builder.layout import EngramLayout
-from trtllm_engram.builder.weight_layout import ROW_MAJOR, lay_weight
+from trtllm_engram.builder.weight_layout import ROW_MAJOR, lay_fastest, lay_weight
 from trtllm_engram.plugins.errors import InputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Tensor = Any
 Host = npt.NDArray[Any]
@@ -135,27 +138,40 @@ def paged_hash_node(
     return Node("EngramHash", inputs, fields, outputs)
 
 
+class _Names(TypedDict):
+    table: str
+    fingerprint: str
+    layer: int
+    head_dim: int
+
+
+class TableNames(_Names, total=False):
+    """Which table a lookup reads, and by which ids.
+
+    table: the name that the process binds at run time (runtime.tables).
+    fingerprint: of the layout: manifest.fingerprint of the store.
+    layer: the model's number of the layer whose table it must be.
+    head_dim: values of a row.
+    layer_idx: of the ids [T, L, C], the layer's; 0 unless given.
+    """
+
+    layer_idx: int
+
+
 def lookup_node(
     hash_ids: Tensor,
     *,
-    table: str,
-    fingerprint: str,
-    layer: int,
-    head_dim: int,
-    layer_idx: int = 0,
     output: str = "bf16",
     values: str = "fp8",
     prefetched: Sequence[Tensor] = (),
+    **names: Unpack[TableNames],
 ) -> Node:
     """BF16 [T, C*D]; or with `output` mxfp8_linear or mxfp8_128x4 the values, as FP8 or as INT32
     words, and the scales as INT32 words. `prefetched`: the outputs of a prefetch_node of the same
     ids and fields, which the lookup then waits for."""
-    fields: dict[str, int | float | str] = {
-        "table": table,
-        "fingerprint": fingerprint,
-        "layer": layer,
-        "head_dim": head_dim,
-        "layer_idx": layer_idx,
+    fields: dict[str, Any] = {
+        **names,
+        "layer_idx": names.get("layer_idx", 0),
         "output": output,
         "values": values,
     }
@@ -172,10 +188,12 @@ def lookup_node(
     return Node("EngramLookup", inputs, fields, outputs)
 
 
-def prefetch_node(hash_ids: Tensor, **options: Any) -> Node:
+def prefetch_node(
+    hash_ids: Tensor, *, output: str = "bf16", values: str = "fp8", **names: Unpack[TableNames]
+) -> Node:
     """lookup_node's outputs, gathered on a side stream: for the lookup that takes them as
     `prefetched`, with the same options, and for nothing else."""
-    node = lookup_node(hash_ids, **options)
+    node = lookup_node(hash_ids, output=output, values=values, **names)
     return Node("EngramPrefetch", node.inputs, node.fields, node.outputs)
 
 
@@ -186,6 +204,22 @@ def project_node(x: Tensor, weight: Tensor, scale: Tensor, weight_layout: str = 
     if isinstance(weight, np.ndarray):
         _check_weight("project", weight, scale)
         weight, scale = words(lay_weight(weight, weight_layout)), words(scale.reshape(-1))
+    return _project_node(x, weight, scale, weight_layout)
+
+
+def fastest_project_node(
+    x: Tensor, weight: Tensor, scale: Tensor, capability: tuple[int, int] | None
+) -> Node:
+    """project_node with the weight in the layout that is fastest on a GPU of this compute
+    capability, or in row_major for None and of tensors of the graph."""
+    if not isinstance(weight, np.ndarray):
+        return project_node(x, weight, scale)
+    _check_weight("project", weight, scale)
+    laid, layout = lay_fastest(weight, capability)
+    return _project_node(x, words(laid), words(scale.reshape(-1)), layout)
+
+
+def _project_node(x: Tensor, weight: Tensor, scale: Tensor, weight_layout: str) -> Node:
     inputs = {"x": x, "weight": weight, "scale": scale}
     return Node("EngramProject", inputs, {"weight_layout": weight_layout}, ("kv",))
 

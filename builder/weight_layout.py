@@ -26,9 +26,12 @@ _NAN = 0x7F
 Bytes = npt.NDArray[np.uint8]
 
 
-def fastest_layout(weight: Bytes, capability: tuple[int, int] | None) -> str:
-    """For a GPU of this compute capability; None: one that is not known."""
-    return SM90_V1 if capability == (9, 0) and not _why_not(weight) else ROW_MAJOR
+def lay_fastest(weight: Bytes, capability: tuple[int, int] | None) -> tuple[Bytes, str]:
+    """lay_weight in the layout that is fastest on a GPU of this compute capability (None: one that
+    is not known), and which that is."""
+    if capability == (9, 0) and not _why_not(weight):
+        return _lay_sm90(weight), SM90_V1
+    return weight, ROW_MAJOR
 
 
 def lay_weight(weight: Bytes, layout: str) -> Bytes:
@@ -40,6 +43,10 @@ def lay_weight(weight: Bytes, layout: str) -> Bytes:
         return weight
     if problem := _why_not(weight):
         raise InputError(f"weight: {layout}: {problem}")
+    return _lay_sm90(weight)
+
+
+def _lay_sm90(weight: Bytes) -> Bytes:
     rows, inner = weight.shape
     # Axes R, g (rows r and r+8), r, K, j, h, q, e.
     split = weight.view(np.uint8).reshape(rows // _ROWS, 2, 8, inner // _INNER, 2, 2, 4, 2)

@@ -30,15 +30,15 @@ with tempfile.TemporaryDirectory() as folder:
 
     # The network: token ids and the residual stream in, the stream out. Tables stay outside.
     builder = EngineBuilder()
-    net = builder.network
+    net, gpu = builder.network, builder.capability
     residual = (config.hc_mult, config.hidden_size)
     token_ids = network.add_input(net, "token_ids", "int32", ("tokens",))
     positions = network.add_input(net, "positions", "int64", ("tokens",))
     boundaries = network.add_input(net, "cu_seqlens", "int32", ("boundaries",))
     hidden = network.add_input(net, "hidden", "bfloat16", ("tokens", *residual))
     ids = network.hash_ids(net, store.layout, store.token_map, token_ids, positions, boundaries).ids
-    table = {"table": table_name(LAYER), "fingerprint": store.manifest.fingerprint}
-    sizes = {"layer": LAYER, "head_dim": config.head_dim, "eps": config.rms_norm_eps}
+    table = {"table": table_name(LAYER), "fingerprint": store.manifest.fingerprint, "layer": LAYER}
+    sizes = {"head_dim": config.head_dim, "eps": config.rms_norm_eps, "capability": gpu}
     out = network.engram_layer(net, ids, hidden, store.weights(LAYER), **table, **sizes)
     network.mark_output(net, "out", out)
     most = {"token_ids": (MAX_TOKENS,), "positions": (MAX_TOKENS,), "cu_seqlens": (2,)}

@@ -16,7 +16,8 @@ from engines import (
 )
 from generators import HASH_INPUTS
 
-from trtllm_engram.builder import nodes
+from trtllm_engram.builder import network, nodes
+from trtllm_engram.builder.layers import EngramLayer
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.plugins.registration import field_arrays, plugin_fields
 from trtllm_engram.runtime import Tables, open_store, ops
@@ -73,6 +74,42 @@ def test_inputs_are_in_the_plugins_order(rng):
     assert least.outputs == ("hash_ids",)
 
 
+class Recorder:
+    """In the place of a network or graph: keeps the nodes that are put in."""
+
+    def __init__(self):
+        self.nodes = []
+
+    def add(self, node, _name=""):
+        self.nodes.append(node)
+        return tuple(f"{node.op}.{output}" for output in node.outputs)
+
+
+@pytest.mark.parametrize("capability", [None, (8, 9), (9, 0)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_both_forms_of_a_layer(monkeypatch, tmp_path, capability, in_place):
+    """engram_layer and EngramLayer put in the same nodes, for the same keywords."""
+    store = small_store(tmp_path, **V4_COLUMNS, layers=(1, 14))
+    one, other = Recorder(), Recorder()
+    chosen = {"capability": capability, "in_place": in_place}
+    out = EngramLayer(store, 14, **chosen)(one, "ids", "hidden").hidden
+    monkeypatch.setattr(network, "add", Recorder.add)
+    names = {"table": "engram_14", "fingerprint": store.manifest.fingerprint, "layer": 14}
+    names |= {"layer_idx": 1, "head_dim": 256, "eps": store.config.rms_norm_eps}
+    assert network.engram_layer(other, "ids", "hidden", store.weights(14), **names, **chosen) == out
+    assert [node.op for node in one.nodes] == ["EngramLookup", "EngramProject", "EngramGate"]
+    assert one.nodes[1].fields == {"weight_layout": expected_layout(capability)}
+    assert one.nodes[2].fields["in_place"] == in_place
+    for ours, theirs in zip(one.nodes, other.nodes, strict=True):
+        assert (ours.op, ours.fields) == (theirs.op, theirs.fields)
+        for name, value in ours.inputs.items():
+            np.testing.assert_array_equal(value, theirs.inputs[name], err_msg=name)
+
+
+def expected_layout(capability):
+    return "sm90_v1" if capability == (9, 0) else "row_major"
+
+
 def test_lookback_dead_needs_lookback_ids():
     with pytest.raises(InputError, match=r"^hash_ids: lookback_ids: expected with lookback_dead"):
         nodes.hash_node(generators.small_layout(), "map", "ids", "positions", lookback_dead="dead")
@@ -114,7 +151,6 @@ def test_dequantize(rng, out_features):
 @on_gpu
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_hash_golden(name, case):
-    from trtllm_engram.builder import network
 
     arrays, _ = generators.golden(name)
     layout, token_map = generators.golden_layout(name), generators.golden_token_map()
@@ -135,7 +171,6 @@ def test_hash_golden(name, case):
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_hash_without_boundaries(rng, dtype):
     """One token per request, whole prompts: neither cu_seqlens nor lookback."""
-    from trtllm_engram.builder import network
 
     layout, token_map = generators.small_layout(), generators.small_token_map()
     token_ids = rng.integers(0, generators.VOCAB_SIZE, 11).astype(np.int32)
@@ -169,7 +204,6 @@ def golden_store(tmp_path_factory):
 @pytest.mark.parametrize("placement", ["host", "device"])
 @pytest.mark.parametrize("form", ["bf16", "mxfp8_128x4", "mxfp8_linear", "mxfp8_words"])
 def test_lookup_golden(golden_store, form, placement):
-    from trtllm_engram.builder import network
 
     arrays, _ = generators.golden("lookup")
     common = {
@@ -217,7 +251,6 @@ def check_project(rng, out_features, limit, project, **options):
 @on_gpu
 @pytest.mark.parametrize("out_features", [80, 1600])
 def test_project(rng, out_features):
-    from trtllm_engram.builder import network
 
     check_project(rng, out_features, 1.01, network.project)
 
@@ -227,7 +260,6 @@ def test_project(rng, out_features):
 @pytest.mark.parametrize("out_features", [80, 1600])
 def test_project_by_tensorrt(rng, out_features):
     """A product of BF16 weights is as near as ours."""
-    from trtllm_engram.builder import network
 
     check_project(rng, out_features, 1.01, network.project_bf16)
 
@@ -237,7 +269,6 @@ def test_project_by_tensorrt(rng, out_features):
 @pytest.mark.parametrize("out_features", [80, 1600])
 def test_project_in_fp8(rng, out_features):
     """Two roundings more: only near."""
-    from trtllm_engram.builder import network
 
     skip_without_fp8()
     check_project(rng, out_features, 64.0, network.project_fp8, rows_amax=8.0)
@@ -246,7 +277,6 @@ def test_project_in_fp8(rng, out_features):
 @on_gpu
 @pytest.mark.parametrize("name", ["gate", "gate_full"])
 def test_gate_golden(name):
-    from trtllm_engram.builder import network
 
     arrays, config = generators.golden(name)
     hidden, kv, q_weight, k_weight = (
@@ -271,7 +301,6 @@ def test_gate_golden(name):
 @pytest.mark.parametrize(("hc_mult", "hidden_size"), [(1, 80), (2, 641), (4, 640), (7, 32)])
 def test_gate_sizes(rng, hc_mult, hidden_size, dtype, in_place):
     """Two gates in a row: in place, the second overwrites what the first has made."""
-    from trtllm_engram.builder import network
 
     hidden = rng.standard_normal((5, hc_mult, hidden_size)).astype(np.dtype(dtype))
     kv = bf16(rng, 5, (hc_mult + 1) * hidden_size)
@@ -292,7 +321,6 @@ def test_gate_sizes(rng, hc_mult, hidden_size, dtype, in_place):
 @on_gpu
 def test_wrong_type_is_told(rng):
     """Keys in FP32: the build fails, and says what was expected and found."""
-    from trtllm_engram.builder import network
 
     weights = bf16(rng, 2, 64), bf16(rng, 2, 64)
     inputs = {"hidden": bf16(rng, 3, 2, 64), "kv": np.zeros((3, 192), np.float32)}
@@ -304,7 +332,6 @@ def test_wrong_type_is_told(rng):
 
 @on_gpu
 def test_wrong_size_is_told(rng):
-    from trtllm_engram.builder import network
 
     weights = bf16(rng, 2, 64), bf16(rng, 2, 64)
     inputs = {"hidden": bf16(rng, 3, 2, 64), "kv": bf16(rng, 3, 128)}

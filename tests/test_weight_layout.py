@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from trtllm_engram.builder.weight_layout import fastest_layout, lay_weight
+from trtllm_engram.builder import nodes, weight_layout
+from trtllm_engram.builder.weight_layout import lay_fastest, lay_weight
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import ops
 
@@ -46,12 +47,25 @@ def test_row_major_is_as_it_was():
 
 def test_fastest():
     weight = any_weight(32, 64)
-    assert fastest_layout(weight, (9, 0)) == "sm90_v1"
+    laid, layout = lay_fastest(weight, (9, 0))
+    assert layout == "sm90_v1"
+    np.testing.assert_array_equal(laid, lay_weight(weight, "sm90_v1"))
     for capability in ((8, 0), (12, 0), None):
-        assert fastest_layout(weight, capability) == "row_major"
-    assert fastest_layout(weight[:24], (9, 0)) == "row_major"
-    weight[3, 5] = 0xFF
-    assert fastest_layout(weight, (9, 0)) == "row_major"
+        assert lay_fastest(weight, capability) == (weight, "row_major")
+    with_nan = weight.copy()
+    with_nan[3, 5] = 0xFF
+    for other in (weight[:24], with_nan):
+        assert lay_fastest(other, (9, 0)) == (other, "row_major")
+
+
+def test_a_build_looks_for_nan_once(monkeypatch):
+    """In a true layer's weight that takes as long as laying it."""
+    looked = []
+    why_not = weight_layout._why_not
+    monkeypatch.setattr(weight_layout, "_why_not", lambda w: looked.append(w) or why_not(w))
+    node = nodes.fastest_project_node("x", any_weight(32, 64), np.zeros((1, 2), np.uint8), (9, 0))
+    assert node.fields["weight_layout"] == "sm90_v1"
+    assert len(looked) == 1
 
 
 def test_refused():

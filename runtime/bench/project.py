@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trtllm_engram.builder.weight_layout import fastest_layout, lay_weight
+from trtllm_engram.builder.weight_layout import lay_fastest
 
 from .. import ops
 from .gpu import OURS, Case, Target, expect, load_torch
@@ -30,8 +30,8 @@ def cases(tokens: Sequence[int], _table_gb: float, _rivals: Rivals | None) -> It
     scale = torch.randint(112, 124, (_OUT // _BLOCK, _IN // _BLOCK), device="cuda").byte()
     exact = _dequantized(weight, scale)
     on_host = weight.cpu().numpy()
-    layout = fastest_layout(on_host, torch.cuda.get_device_capability())
-    laid = torch.from_numpy(lay_weight(on_host, layout)).cuda()
+    laid_on_host, layout = lay_fastest(on_host, torch.cuda.get_device_capability())
+    laid = torch.from_numpy(laid_on_host).cuda()
     for count in tokens:
         x = torch.randn(count, _IN, device="cuda").bfloat16()
         yield _case(x, laid, layout, scale, exact)
