@@ -207,6 +207,7 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "engram_table_bind": (c_int32, [c_char_p, c_char_p, c_char_p]),
     "engram_table_bind_file": (c_int32, [c_char_p]),
+    "engram_table_check_file": (c_int32, [c_char_p]),
     "engram_table_progress": (c_int32, [POINTER(c_int64), POINTER(c_int64)]),
     "engram_table_cancel": (c_int32, []),
     "engram_table_unbind": (c_int32, [c_char_p]),
@@ -333,6 +334,12 @@ def bind_tables_file(path: str) -> None:
     """engram_table_bind_file: the same for a file."""
     library = load()
     _check(library, "tables", library.engram_table_bind_file(_text("tables", path)))
+
+
+def check_tables_file(path: str) -> None:
+    """engram_table_check_file: the first fault of a file and its stores; binds nothing."""
+    library = load()
+    _check(library, "tables", library.engram_table_check_file(_text("tables", path)))
 
 
 def table_progress() -> tuple[int, int]:

@@ -10,12 +10,33 @@ from pathlib import Path
 import pytest
 from tensorrt_installs import each_install
 
+from trtllm_engram.builder.made_up import write_made_up_store
 from trtllm_engram.plugins import library_path
 from trtllm_engram.runtime.cli import main
+from trtllm_engram.runtime.data_files import flash_layout
+from trtllm_engram.runtime.tables import describe_tables
 from trtllm_engram.runtime.tensorrt_files import TensorRtFiles
 
 PRELOAD = "LD_PRELOAD"
 FOLDERS = "LD_LIBRARY_PATH"
+TABLES = """
+format_version = 1
+group = {rank = 2, size = 4}
+[tables.engram_1]
+store = "store"
+layer = 1
+formula_seed = 0
+placement = "host"
+"""
+
+
+def tables_file(folder, text=TABLES, name="tables.toml"):
+    """A file beside a store of V4.1-Flash's sizes, of which there is nothing but engram.json."""
+    (folder / "store").mkdir()
+    write_made_up_store(folder / "store", flash_layout().config)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o600)
+    return folder / name
 
 
 @pytest.fixture(autouse=True)
@@ -91,10 +112,10 @@ def test_json(tensorrt, capsys):
 
 
 def test_tables_too(tensorrt, capsys, tmp_path):
-    """As prefix of a command, or as lines of a script; the file by its whole path."""
+    """As prefix of a command, or as lines of a script; the file by its whole path. Tables of 203 GB
+    that four ranks share are read about alone."""
     library = tensorrt("trt", "libnvinfer.so.10")
-    file = tmp_path / "tables of mine.toml"
-    file.touch()
+    file = tables_file(tmp_path, name="tables of mine.toml")
     expected = [
         f"{PRELOAD}={library} {library_path()}",
         f"{FOLDERS}={library.parent}",
@@ -107,6 +128,36 @@ def test_tables_too(tensorrt, capsys, tmp_path):
     assert [shlex.split(line) for line in lines] == [["export", word] for word in expected]
     assert main(["env", "--tables", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["TRTLLM_ENGRAM_TABLES"] == str(file)
+    assert describe_tables() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (("layer = 1", "layer = one"), "{folder}/tables.toml: line 6: expected TOML: "),
+        (("layer = 1", "layer = 1\n["), "{folder}/tables.toml: expected TOML, found what no"),
+        (("placement", "placment"), "expected known keys, found 'placment'; did you mean"),
+        (("size = 4", "size = 0"), "tables.toml: group: size: expected 1 to 4096 ranks, found 0"),
+        (('"store"', '"nothing"'), "table 'engram_1': {folder}/nothing: "),
+        (("layer = 1", "layer = 7"), "table 'engram_1': {folder}/store/engram.json: expected a"),
+        (("formula_seed = 0", ""), "table 'engram_1': {folder}/"),
+    ],
+    ids=["no TOML", "an end", "key", "group", "store", "layer", "table files"],
+)
+def test_tables_with_a_fault(capsys, tmp_path, change, fault):
+    """Whatever a server would meet before it allocates is said here, in one line."""
+    file = tables_file(tmp_path, TABLES.replace(*change))
+    assert main(["env", "--tables", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trtllm-engram env: error: tables: ")
+    assert fault.format(folder=tmp_path) in line
+
+
+def test_tables_that_others_could_write(capsys, tmp_path):
+    file = tables_file(tmp_path)
+    file.chmod(0o666)
+    assert main(["env", "--tables", str(file)]) == 2
+    assert "tables.toml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["none.toml", "a$(touch b)"])

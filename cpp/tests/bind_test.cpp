@@ -56,6 +56,28 @@ TEST_CASE("plan: the first kind of memory that all ranks can have, and why not a
         "shm");
 }
 
+TEST_CASE("check: the first fault of tables that would be bound, and nothing is") {
+  const Folder store;
+  write_store(store);
+  const auto fault = [](const Bindings& bindings) -> std::string {
+    try {
+      check_tables(bindings);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  Bindings bindings = bindings_of(store);
+  CHECK(fault(bindings) == "");
+  bindings.tables.at("two").layer = 7;
+  CHECK(fault(bindings).starts_with("table 'two': " + store.path()));
+  bindings.tables.at("one").expect_content = "another";
+  CHECK(fault(bindings) == "table 'one': " + store.path() +
+                               ": expected tables with content id another, found formula:0");
+  bindings.failure = Error(ENGRAM_INVALID_ARGUMENT, "wrong text");
+  CHECK(fault(bindings) == "wrong text");
+}
+
 TEST_CASE("plan: ranks that want different tables") {
   const Vote first = vote_of(kFirst);
   CHECK(refusal(one_table(), {first, first, vote_of(kFirst, "d"), vote_of(kFirst, "e")}) ==

@@ -7,10 +7,10 @@ import argparse
 import os
 from pathlib import Path
 
-from trtllm_engram.builder.files import stat_regular
 from trtllm_engram.plugins import library_path
 from trtllm_engram.plugins.errors import EngramError, InputError
 
+from .. import _native
 from ..tensorrt_files import TensorRtFiles, find_tensorrt
 from . import console
 
@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "begins with TensorRT's folder, where the loader needs it for TensorRT's other libraries."
     )
     parser.add_argument(
-        "--tables", metavar="FILE", type=Path, help="set TRTLLM_ENGRAM_TABLES to this file too"
+        "--tables",
+        metavar="FILE",
+        type=Path,
+        help="set TRTLLM_ENGRAM_TABLES to this file too, once it and its stores are checked",
     )
     parser.add_argument(
         "--export", action="store_true", help="print lines of `export`, for scripts"
@@ -52,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tables(file: Path) -> str:
-    stat_regular(file)
     path = str(file.absolute())
     _check(path, _UNFIT, "--tables: expected a path without any of")
+    _native.check_tables_file(path)
     return path
 
 

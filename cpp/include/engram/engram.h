@@ -268,6 +268,10 @@ ENGRAM_API engram_status engram_table_bind(const char* toml, const char* folder,
 /*! The same for a file, which only its owner (this user or root) may be able to write. */
 ENGRAM_API engram_status engram_table_bind_file(const char* path);
 
+/*! Reads such a file and the manifests of its stores; the error is the first fault of them. Nothing
+ *  is bound, allocated or loaded, and no other rank is met. */
+ENGRAM_API engram_status engram_table_check_file(const char* path);
+
 /*! Bytes that the bind or serve call under way has loaded and has to load, over all ranks of its
  *  group; both 0 where none runs, or none has got so far. */
 ENGRAM_API engram_status engram_table_progress(int64_t* done, int64_t* total);

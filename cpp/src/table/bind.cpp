@@ -261,4 +261,9 @@ TablesByName bind_tables(const Bindings& bindings, const GroupOptions& group, Bi
   return Binding(bindings, group, state).run(check);
 }
 
+void check_tables(const Bindings& bindings) {
+  if (bindings.failure) throw *bindings.failure;
+  for (const auto& [name, options] : bindings.tables) read_info(name, options);
+}
+
 }  // namespace engram

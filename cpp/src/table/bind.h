@@ -23,4 +23,8 @@ struct BindState {
 TablesByName bind_tables(const Bindings& bindings, const GroupOptions& group, BindState& state,
                          const std::function<void()>& check);
 
+//! Throws the Error that bind_tables would meet in the text, in a store's manifest or in the sizes
+//! of its files, of the first that has one. Allocates, loads and meets nothing.
+void check_tables(const Bindings& bindings);
+
 }  // namespace engram

@@ -81,6 +81,13 @@ engram_status engram_table_bind_file(const char* path) {
   });
 }
 
+engram_status engram_table_check_file(const char* path) {
+  return guard([&] {
+    check_array(path, "path");
+    check_tables(parse_tables_file(path));
+  });
+}
+
 engram_status engram_table_progress(int64_t* done, int64_t* total) {
   return guard([&] {
     check_array(done, "done");

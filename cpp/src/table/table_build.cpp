@@ -36,27 +36,35 @@ int64_t bytes_here(const ArrayBuild& array, int rank) {
   return array.device ? array.device_bytes : array.source.file.num_bytes;
 }
 
-}  // namespace
-
 template <typename Fn>
-auto TableBuild::named(const Fn& fn) const {
+auto named(const std::string& name, const Fn& fn) {
   try {
     return fn();
   } catch (const Error& error) {
-    throw Error(error.status(), concat("table '", name_, "': ", error.what()));
+    throw Error(error.status(), concat("table '", name, "': ", error.what()));
   }
 }
 
+}  // namespace
+
+TableInfo read_info(const std::string& name, const TableOptions& options) {
+  return named(name, [&] {
+    const bool by_formula = options.formula_seed.has_value();
+    const bool all_kept = options.keeper && options.scales == Placement::kHost;
+    TableInfo info =
+        read_table_info(options.store, options.layer, options.checkpoint, !by_formula && !all_kept);
+    if (by_formula) info.content_id = concat("formula:", *options.formula_seed);
+    ENGRAM_CHECK(options.expect_content.empty() || options.expect_content == info.content_id,
+                 options.store, ": expected tables with content id ", options.expect_content,
+                 ", found ", info.content_id);
+    return info;
+  });
+}
+
 void TableBuild::read(const Seat& seat) {
-  named([&] {
+  info_ = read_info(name_, options_);
+  named(name_, [&] {
     const bool by_formula = options_.formula_seed.has_value();
-    const bool all_kept = options_.keeper && options_.scales == Placement::kHost;
-    info_ = read_table_info(options_.store, options_.layer, options_.checkpoint,
-                            !by_formula && !all_kept);
-    if (by_formula) info_.content_id = concat("formula:", *options_.formula_seed);
-    ENGRAM_CHECK(options_.expect_content.empty() || options_.expect_content == info_.content_id,
-                 options_.store, ": expected tables with content id ", options_.expect_content,
-                 ", found ", info_.content_id);
     split_ = options_.heads ? split_heads(info_.column_rows, seat.rank, seat.size)
                             : split_heads(info_.column_rows, 0, 1);
     const auto fill = [&](ArrayBuild& array, const char* kind, Placement placement,
@@ -187,7 +195,7 @@ void TableBuild::attach(const Seat& seat, std::vector<Group::Part>* parts) {
 }
 
 void TableBuild::attach_kept(const Seat& seat) {
-  named([&] {
+  named(name_, [&] {
     const bool read_only = seat.device < 0 || can_register_read_only(seat.device);
     for (size_t i = 0; i < arrays_.size(); ++i) {
       ArrayBuild& array = arrays_[i];

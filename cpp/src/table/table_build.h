@@ -33,6 +33,9 @@ struct ArrayBuild {
   int64_t device_bytes = 0;              //!< of `device`, once a GPU has asked for it
 };
 
+//! What a store says of a table that is to be bound so. Throws Error, which names the table.
+TableInfo read_info(const std::string& name, const TableOptions& options);
+
 class TableBuild {
  public:
   TableBuild(std::string name, TableOptions options)
@@ -68,8 +71,6 @@ class TableBuild {
   std::shared_ptr<const Table> finish(const Seat& seat, double huge_share, double load_seconds);
 
  private:
-  template <typename Fn>
-  auto named(const Fn& fn) const;
   HostMemoryOptions memory_options(const Seat& seat) const;
   //! Why this rank cannot have a kind of memory.
   std::string problem(MemoryKind kind, const Seat& seat) const;

@@ -254,6 +254,8 @@ Bindings parse_tables(const std::string& text, const std::string& folder,
   } catch (const toml::parse_error& error) {
     throw Error(ENGRAM_INVALID_ARGUMENT, concat(where, ": line ", error.source().begin.line,
                                                 ": expected TOML: ", error.description()));
+  } catch (const Error& error) {  // of refuse_text
+    throw Error(error.status(), concat(where, ": ", error.what()));
   }
   check_keys(root, {"format_version", "group", "tables"}, where);
   const auto version = root["format_version"].value_exact<int64_t>();
