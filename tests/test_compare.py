@@ -18,7 +18,7 @@ from trtllm_engram.runtime import ops
 from trtllm_engram.runtime.cli.compare import _print
 from trtllm_engram.runtime.compare import Reference, compare, make_feeds
 from trtllm_engram.runtime.compare.plot import write_histogram
-from trtllm_engram.runtime.compare.reference import _magnitude
+from trtllm_engram.runtime.compare.reference import _magnitude, packed_names
 from trtllm_engram.runtime.compare.report import ULP_BINS, merge
 from trtllm_engram.runtime.compare.sizes import falling
 from trtllm_engram.runtime.compare.text import line
@@ -118,6 +118,8 @@ def test_same_outputs_pass(outputs):
         "hash_ids",
         "next_lookback_ids",
         *(name(layer) for layer in (1, 14) for name in (rows_name, hidden_out_name)),
+        *packed_names(1),
+        *packed_names(14),
     }
     hidden = by_name(results)[OUT]
     assert (hidden.limit, hidden.max_ulps, hidden.count) == (3.0, 0.0, 37 * 4 * 160)
@@ -202,6 +204,43 @@ def test_another_shape_or_dtype_fails(outputs, change):
     assert not found.passed
     assert found.problem.startswith("expected bfloat16 [37, 4, 160], found ")
     assert "BROKEN: expected" in line(found)
+
+
+def as_words(data):
+    return data.view(np.int32)
+
+
+@pytest.mark.parametrize("spoil", [None, *WRONG.values()], ids=["right", *WRONG])
+@pytest.mark.parametrize("num_tokens", [0, 1, 37])
+@pytest.mark.parametrize(
+    "values_type", [as_words, lambda data: data.view(ml_dtypes.float8_e4m3fn)], ids=["words", "fp8"]
+)
+def test_packed_outputs(store, tmp_path, spoil, num_tokens, values_type):
+    """Of lookup_mxfp8, as an engine gives them out: words, or values in FP8, with no tolerance."""
+    (feed,) = make_feeds(store, [(num_tokens, 1)], text=TEXT)
+    expected = Reference(store)(feed)
+    if spoil is None or not num_tokens:
+        source, wrong = expected, False
+    else:
+        row = int(expected["hash_ids"][0, 1, 7])
+        source, wrong = Reference(wrong_store(tmp_path, spoil, 14, row, **SIZES))(feed), True
+    values, *scales = packed_names(14)
+    found = {name: as_words(source[name]) for name in scales} | {
+        values: values_type(source[values]),
+        **{hidden_out_name(layer): expected[hidden_out_name(layer)] for layer in (1, 14)},
+    }
+    results = by_name(compare(found, expected))
+    broken = {name for name, one in results.items() if not one.passed}
+    assert broken <= {values, *scales}
+    assert bool(broken) == wrong
+    assert not any(one.problem for one in results.values())
+    assert all(results[name].limit is None for name in (values, *scales))
+
+
+def test_packed_outputs_of_another_size(outputs):
+    name = packed_names(1)[1]
+    (found, *_) = compare({name: as_words(outputs[name])[:, :-1]}, outputs)
+    assert found.problem == "expected uint8 [37, 192], found uint8 [37, 188]"
 
 
 def test_unknown_output_fails(outputs):

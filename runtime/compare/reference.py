@@ -11,7 +11,7 @@ import numpy.typing as npt
 from trtllm_engram.builder.model import hidden_name, hidden_out_name, rows_name
 
 from .. import ops
-from ..store import Store
+from ..store import Store, Table
 from .feeds import Feed
 
 Host = npt.NDArray[Any]
@@ -19,8 +19,16 @@ Host = npt.NDArray[Any]
 MAGNITUDE = ".magnitude"  # ends the name of what an output's ulps are taken of
 
 
+def packed_names(layer_id: int) -> tuple[str, str, str]:
+    """What networks of one's own may call the outputs of lookup_mxfp8: values, scales in linear
+    order, scales in 128x4 order."""
+    prefix = f"layers.{layer_id}"
+    return f"{prefix}.values", f"{prefix}.scales", f"{prefix}.scales_128x4"
+
+
 class Reference:
-    """All outputs of builder.model for one feed, and the magnitudes that ulps are measured in.
+    """All outputs of builder.model for one feed, those of packed_names as uint8, and the magnitudes
+    that ulps are measured in.
 
     For hidden_out that is |hidden| + |change|, at least its root mean square over the token's copy:
     an ulp of the sum itself says little where it cancels, nor does one of a tiny summand.
@@ -52,9 +60,17 @@ class Reference:
             hidden = feed[hidden_name(layer_id)]
             out = ops.gate(hidden, kv, weights.q_weight, weights.k_weight, config.rms_norm_eps)
             outputs[rows_name(layer_id)] = rows
+            packed = _packed(table, ids[:, index])
+            outputs |= dict(zip(packed_names(layer_id), packed, strict=True))
             outputs[hidden_out_name(layer_id)] = out
             outputs[hidden_out_name(layer_id) + MAGNITUDE] = _magnitude(hidden, out)
         return outputs
+
+
+def _packed(table: Table, ids: Host) -> tuple[Host, Host, Host]:
+    values, linear = ops.lookup_mxfp8(table.values, table.scales, ids)
+    _, staged = ops.lookup_mxfp8(table.values, table.scales, ids, scale_order="128x4")
+    return values, linear, staged
 
 
 def _magnitude(hidden: Host, out: Host) -> npt.NDArray[np.float32]:

@@ -25,6 +25,8 @@ def to_numpy(array: Any) -> Host:
     if tensor.dtype == torch.bfloat16:
         bits: Host = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return bits
+    if tensor.dtype.is_floating_point and tensor.element_size() == 1:  # FP8, unknown to numpy
+        tensor = tensor.view(torch.uint8)
     other: Host = tensor.numpy()
     return other
 
