@@ -151,7 +151,6 @@ def test_dequantize(rng, out_features):
 @on_gpu
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_hash_golden(name, case):
-
     arrays, _ = generators.golden(name)
     layout, token_map = generators.golden_layout(name), generators.golden_token_map()
     inputs = {key: arrays[f"{case}.{key}"] for key in HASH_INPUTS}
@@ -204,7 +203,6 @@ def golden_store(tmp_path_factory):
 @pytest.mark.parametrize("placement", ["host", "device"])
 @pytest.mark.parametrize("form", ["bf16", "mxfp8_128x4", "mxfp8_linear", "mxfp8_words"])
 def test_lookup_golden(golden_store, form, placement):
-
     arrays, _ = generators.golden("lookup")
     common = {
         "table": "golden",
@@ -251,7 +249,6 @@ def check_project(rng, out_features, limit, project, **options):
 @on_gpu
 @pytest.mark.parametrize("out_features", [80, 1600])
 def test_project(rng, out_features):
-
     check_project(rng, out_features, 1.01, network.project)
 
 
@@ -277,7 +274,6 @@ def test_project_in_fp8(rng, out_features):
 @on_gpu
 @pytest.mark.parametrize("name", ["gate", "gate_full"])
 def test_gate_golden(name):
-
     arrays, config = generators.golden(name)
     hidden, kv, q_weight, k_weight = (
         arrays[key].view(BF16) for key in ("hidden", "kv", "q_weight", "k_weight")
@@ -332,7 +328,6 @@ def test_wrong_type_is_told(rng):
 
 @on_gpu
 def test_wrong_size_is_told(rng):
-
     weights = bf16(rng, 2, 64), bf16(rng, 2, 64)
     inputs = {"hidden": bf16(rng, 3, 2, 64), "kv": bf16(rng, 3, 128)}
     with pytest.raises(EngramError, match=r"kv dimension 1.*expected 192, found 128"):
