@@ -57,7 +57,7 @@ def cases(
         table = HostTable(_native.table_view(_NAME, torch.cuda.current_device()), bool(rivals))
         rates = _measure_rates(table.values)
         for count in tokens:
-            ids = _uniform_ids(layout, count)
+            ids = uniform_ids(layout, count)
             values, scales = row_bytes(config, _LAYER, ids[:_CHECKED_TOKENS].ravel(), _SEED)
             places = np.arange(len(values), dtype=np.int32).reshape(-1, COLUMNS)
             expected = demo_check.rows(values, scales, places)
@@ -72,13 +72,13 @@ class HostTable:
     def __init__(self, view: _native.LookupArgs, with_rivals: bool) -> None:
         torch = load_torch()
         rows = view.num_rows
-        self.values = _tensor_at(view.values, (rows, HEAD_DIM))
+        self.values = tensor_at(view.values, (rows, HEAD_DIM))
         self.host_scales = None
         if with_rivals:
-            scales = _tensor_at(view.scales, (rows, num_blocks(HEAD_DIM)))
+            scales = tensor_at(view.scales, (rows, num_blocks(HEAD_DIM)))
             self._pinned = torch.empty(scales.shape, dtype=torch.uint8, pin_memory=True)
             self._pinned.copy_(scales)
-            self.host_scales = _tensor_at(self._pinned.data_ptr(), tuple(scales.shape))
+            self.host_scales = tensor_at(self._pinned.data_ptr(), tuple(scales.shape))
 
 
 def _of_ids(
@@ -180,7 +180,7 @@ def _targets(num_tokens: int) -> list[Target]:
     return [Target(VLLM, ratio=1 / 3)] if num_tokens >= 4096 else []
 
 
-def _uniform_ids(layout: EngramLayout, num_tokens: int) -> npt.NDArray[np.int32]:
+def uniform_ids(layout: EngramLayout, num_tokens: int) -> npt.NDArray[np.int32]:
     rng = np.random.default_rng(num_tokens)
     primes, offsets = layout.primes[0].ravel(), layout.offsets[0]
     rows = rng.integers(primes, size=(num_tokens, COLUMNS))
@@ -188,7 +188,7 @@ def _uniform_ids(layout: EngramLayout, num_tokens: int) -> npt.NDArray[np.int32]
     return ids
 
 
-def _tensor_at(address: int, shape: tuple[int, int]) -> Any:
+def tensor_at(address: int, shape: tuple[int, int]) -> Any:
     """What the GPU reads at an address, as a torch tensor of bytes."""
 
     class Memory:

@@ -54,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tables: shared tables' loading against dd from warm page cache to memory, the memory of\n"
         "all ranks against the table's, and how fast a rank attaches to a keeper.\n"
         "serving: a mixed load on a running Triton server, every answer checked, and its memory.\n"
-        f"{', '.join(GPU_BENCHES)}: one op on the GPU, CUDA-graph replays with a cold L2, against\n"
-        "the time of an empty kernel and the measured read rate; gpu: all of these."
+        f"{', '.join(GPU_BENCHES)}: one op on the GPU, or the layer of\n"
+        "three, CUDA-graph replays with a cold L2, against the time of an empty kernel and the\n"
+        "measured read rate; gpu: all of these."
     )
     names = ["ops", "tables", "serving", *GPU_BENCHES, "gpu"]
     parser.add_argument(
