@@ -36,7 +36,8 @@ typedef enum engram_status {
   ENGRAM_INVALID_ARGUMENT = 1, /*!< what the caller passed is wrong; nothing was written */
   ENGRAM_CUDA_UNAVAILABLE = 2, /*!< CPU-only build, no or too old a driver, or no such device */
   ENGRAM_CUDA_ERROR = 3,       /*!< a CUDA call failed */
-  ENGRAM_DEVICE_FAULT = 4,     /*!< an earlier kernel met bad input (see engram_device_fault) */
+  ENGRAM_DEVICE_FAULT = 4,     /*!< an earlier kernel met bad input (see engram_device_fault), or
+                                *   a lookup a bad disk (see engram_table_fault) */
   ENGRAM_OUT_OF_MEMORY = 5,
   ENGRAM_INTERNAL_ERROR = 6
 } engram_status;
@@ -290,19 +291,34 @@ ENGRAM_API engram_status engram_table_unbind(const char* name);
 ENGRAM_API engram_status engram_table_view(const char* name, int32_t device,
                                            engram_lookup_args* args);
 
-/*! The same for lookups on this CPU; a table that is not in host memory whole is refused. */
+/*! The same for lookups on this CPU; a table that is in GPU memory is refused. One on disk has NULL
+ *  for values and scales: engram_table_lookup reads it. */
 ENGRAM_API engram_status engram_table_host_view(const char* name, engram_lookup_args* args);
+
+/*! engram_lookup on this CPU (exec->device is -1) in a bound table, in host memory or on disk:
+ *  values, scales, first_row and num_rows of args are not looked at. Rows on disk that cannot be
+ *  read are NaN, which the table's next lookup or engram_table_fault reports; once the table's
+ *  files have changed, every call does. */
+ENGRAM_API engram_status engram_table_lookup(const char* name, const engram_lookup_args* args,
+                                             const engram_exec* exec);
+
+/*! ENGRAM_OK, or ENGRAM_DEVICE_FAULT where an earlier lookup could not read rows of the table, with
+ *  file and offset in engram_last_error(). */
+ENGRAM_API engram_status engram_table_fault(const char* name);
 
 /*! Writes a JSON object {name: {store, layer, fingerprint, content_id, num_rows,
  *  first_column, num_columns, head_dim, placement, scales, memory, pages, numa, num_bytes,
- *  huge_bytes, rank, size, keeper, since, load_seconds, registered_seconds}} with its zero into
- *  text[capacity]; *size is the bytes it needs, and nothing is written if they are more.
+ *  huge_bytes, rank, size, keeper, since, load_seconds, registered_seconds, disk}} with its zero
+ *  into text[capacity]; *size is the bytes it needs, and nothing is written if they are more.
  *
  *  first_column is 0 but for heads = true, where num_rows and num_columns are this rank's;
  *  num_bytes is what this rank's arrays take in host and GPU memory; memory (the kind that the
  *  ranks agreed on), pages, numa and huge_bytes (of host memory, on pages of 2 MiB) are null where
  *  nothing is in host memory; keeper is the name of the process that holds the memory, or null;
- *  since is in seconds since 1970; registered_seconds is null where no GPU reads the memory. */
+ *  since is in seconds since 1970; registered_seconds is null where no GPU reads the memory;
+ *  disk is null but for placement disk: {reads_by: io_uring or pread, hot_bytes and hot_capacity
+ *  (rows) that may be kept in RAM, and counts since the table was bound: hot_rows found there,
+ *  disk_rows, num_reads}. */
 ENGRAM_API engram_status engram_table_describe(char* text, size_t capacity, size_t* size);
 
 /*! Loads the tables of a TOML text into host memory and hands them to processes of this user that

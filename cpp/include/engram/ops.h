@@ -18,7 +18,8 @@ namespace engram {
 void check_hash(const engram_hash_args& args);
 void check_history(const engram_history_args& args);
 void check_lookup(const engram_lookup_args& args);
-//! The part of check_lookup that looks at no pointer.
+//! The parts of check_lookup that look at no table, and at no pointer.
+void check_lookup_call(const engram_lookup_args& args);
 void check_lookup_sizes(const engram_lookup_args& args);
 void check_stage(const engram_stage_args& args);
 void check_project(const engram_project_args& args);

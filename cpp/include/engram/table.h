@@ -48,17 +48,18 @@ struct TableView {
   bool values_in_host = false;  //!< a GPU reads them over PCIe
 };
 
+class DiskReader;
 class HostMemory;
 
-//! The memory of one array of a table; freed with this object.
+//! The memory of one array of a table, or its file; freed with this object.
 class TableArray {
  public:
   virtual ~TableArray() = default;
   //! Address for kernels of `device`; loads or registers what is not there yet. Throws Error.
   virtual const uint8_t* on_device(int device) = 0;
-  //! Address for this CPU; null where the memory is a GPU's.
+  //! Address for this CPU; null where the memory is a GPU's, or the array is on disk.
   virtual const uint8_t* on_host() = 0;
-  //! Null where the memory is a GPU's.
+  //! Null where it is not in host memory.
   virtual const HostMemory* host_memory() const { return nullptr; }
   //! How long a GPU's registration of host memory took; none: there was none.
   virtual std::optional<double> registered_seconds() const { return std::nullopt; }
@@ -79,16 +80,17 @@ struct TableHistory {
 //! Arrays under what a store says of them.
 class Table {
  public:
-  //! `held` is freed after the arrays.
+  //! `held` is freed after the arrays, `disk`, which reads them, before.
   Table(TableOptions options, TableInfo info, TableHistory history,
         std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
-        std::shared_ptr<void> held)
+        std::shared_ptr<void> held, std::shared_ptr<DiskReader> disk = nullptr)
       : options_(std::move(options)),
         info_(std::move(info)),
         history_(std::move(history)),
         held_(std::move(held)),
         values_(std::move(values)),
-        scales_(std::move(scales)) {}
+        scales_(std::move(scales)),
+        disk_(std::move(disk)) {}
 
   const TableInfo& info() const { return info_; }
   const TableOptions& options() const { return options_; }
@@ -97,8 +99,11 @@ class Table {
   const TableArray& scales() const { return *scales_; }
   //! Thread-safe; the pointers live as long as this object.
   TableView view(int device) const;
-  //! For this CPU. Throws Error where the arrays are not in host memory.
+  //! For this CPU. Throws Error where the arrays are not in host memory, nor on disk: then the view
+  //! is empty, and disk() reads.
   TableView host_view() const;
+  //! Null but for placement disk.
+  DiskReader* disk() const { return disk_.get(); }
 
  private:
   //! That of arrays: GPU copies hold this rank's rows, other arrays all rows.
@@ -110,6 +115,7 @@ class Table {
   std::shared_ptr<void> held_;
   std::unique_ptr<TableArray> values_;
   std::unique_ptr<TableArray> scales_;
+  std::shared_ptr<DiskReader> disk_;
 };
 
 using TablesByName = std::map<std::string, std::shared_ptr<const Table>>;

@@ -19,9 +19,10 @@ enum class Placement {
                    //!< place
   kDevice,         //!< a copy in the memory of each GPU that asks for it
   kDeviceSharded,  //!< each rank's GPU holds a part, all ranks read all parts
+  kDisk,           //!< nowhere: rows are read from the store's files as they are asked for
 };
 
-//! "host", "device" or "device_sharded".
+//! "host", "device", "device_sharded" or "disk".
 const char* placement_name(Placement placement);
 
 //! [tables.NAME]
@@ -36,6 +37,7 @@ struct TableOptions {
   std::optional<MemoryKind> memory;
   bool keeper = false;  //!< host memory is what a keeper holds
   bool heads = false;   //!< a rank's table is its columns alone (parts.h, HeadSplit)
+  double hot_gib = 1;   //!< of kDisk: RAM for rows that were read before, in GiB
   PageKind pages = PageKind::kAuto;
   NumaPolicy numa;
   bool verify = false;                   //!< compare what is loaded with the store's sums

@@ -147,17 +147,20 @@ void check_lookup_sizes(const engram_lookup_args& args) {
   check_at_least(args.workspace_bytes, "workspace_bytes", 0);
 }
 
-void check_lookup(const engram_lookup_args& args) {
+void check_lookup_call(const engram_lookup_args& args) {
   check_lookup_sizes(args);
   if (args.num_tokens == 0) return;
   check_elements(args.ids, "ids");
   check_array(args.out, "out");
   if (args.form == ENGRAM_ROWS_BF16) check_aligned(args.out, "out", alignof(uint16_t));
-  if (args.num_rows > 0) {
-    check_array(args.values, "values");
-    check_array(args.scales, "scales");
-  }
   if (args.form >= ENGRAM_ROWS_MXFP8_LINEAR) check_array(args.out_scales, "out_scales");
+}
+
+void check_lookup(const engram_lookup_args& args) {
+  check_lookup_call(args);
+  if (args.num_tokens == 0 || args.num_rows == 0) return;
+  check_array(args.values, "values");
+  check_array(args.scales, "scales");
 }
 
 void check_lookup_on_gpu(const engram_lookup_args& args) {

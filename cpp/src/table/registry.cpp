@@ -21,6 +21,7 @@ TableView Table::view(int device) const {
 }
 
 TableView Table::host_view() const {
+  if (disk_ != nullptr) return {};
   const TableView view{.values = values_->on_host(), .scales = scales_->on_host()};
   ENGRAM_CHECK(view.values != nullptr && view.scales != nullptr, options_.store, " layer ",
                info_.layer, ": expected a table in host memory, found placement ",

@@ -61,6 +61,13 @@ void check_stamp(const FileStamp& stamp) {
                described(stamp), ", found ", described(found));
 }
 
+void check_contents(const FileStamp& stamp) {
+  FileStamp found = stamp_file(stamp.file);
+  found.ctime_ns = stamp.ctime_ns;
+  ENGRAM_CHECK(found == stamp, stamp.file, ": changed since it was opened: expected ",
+               described(stamp), ", found ", described(found));
+}
+
 StoreFile::StoreFile(const std::string& path, int64_t offset, int64_t num_bytes)
     : file_(path), begin_(offset), end_(offset + num_bytes) {
   const struct stat status = file_.status();

@@ -33,6 +33,10 @@ FileStamp stamp_file(const std::string& path);
 //! still is that one and nobody has written to it.
 void check_stamp(const FileStamp& stamp);
 
+//! The same for a file that stays open: a new mode or another link, which move ctime_ns alone, are
+//! no change then.
+void check_contents(const FileStamp& stamp);
+
 //! A range of an open regular file. Pages that the page cache holds before the first read are
 //! copied from there and stay. What it does not hold is read past it (O_DIRECT) where the file
 //! system can, else through it, and dropped again, at the end with what the kernel read ahead of
@@ -54,6 +58,13 @@ class StoreFile {
   //! thread in pieces of kPieceBytes. Thread-safe: several threads are needed for a disk's whole
   //! speed. Throws Error: the file ends before that, or the disk's error.
   void read(uint8_t* to, int64_t num_bytes, int64_t offset) const;
+
+  //! The same for a few bytes, through the page cache, which keeps their pages.
+  void read_few(uint8_t* to, int64_t num_bytes, int64_t offset) const {
+    file_.read(to, num_bytes, offset);
+  }
+  //! For other calls that read whole pages of 4096 bytes, past the page cache where that can be.
+  int page_handle() const { return direct_ ? direct_->handle() : file_.handle(); }
 
  private:
   void read_piece(uint8_t* to, int64_t begin, int64_t end) const;

@@ -3,10 +3,13 @@
 #include <cstring>
 
 #include "check.h"
+#include "engram/ops.h"
 #include "engram/table.h"
 #include "guard.h"
 #include "nlohmann/json.hpp"
+#include "ops/lookup_disk.h"
 #include "table/bind.h"
+#include "table/disk_reader.h"
 #include "table/log.h"
 
 using namespace engram;
@@ -46,7 +49,8 @@ nlohmann::ordered_json describe(const Table& table) {
                                   {"keeper", nullptr},
                                   {"since", history.since},
                                   {"load_seconds", history.load_seconds},
-                                  {"registered_seconds", nullptr}};
+                                  {"registered_seconds", nullptr},
+                                  {"disk", nullptr}};
   if (!history.keeper.empty()) about["keeper"] = history.keeper;
   double registered = 0;
   for (const TableArray* const array : {&table.values(), &table.scales()}) {
@@ -60,7 +64,25 @@ nlohmann::ordered_json describe(const Table& table) {
       about["registered_seconds"] = registered += *seconds;
     }
   }
+  if (const DiskReader* const disk = table.disk()) {
+    const DiskCounts counts = disk->counts();
+    about["disk"] = {{"reads_by", disk->queue_kind()},
+                     {"hot_bytes", disk->hot_rows().num_bytes()},
+                     {"hot_capacity", disk->hot_rows().capacity()},
+                     {"hot_rows", counts.hot_rows},
+                     {"disk_rows", counts.disk_rows},
+                     {"num_reads", counts.num_reads}};
+  }
   return about;
+}
+
+void throw_fault(const std::string& name, const Table& table) {
+  if (table.disk() == nullptr) return;
+  if (const auto fault = table.disk()->take_fault()) {
+    throw Error(
+        ENGRAM_DEVICE_FAULT,
+        concat("table '", name, "': rows of an earlier lookup could not be read: ", *fault));
+  }
 }
 
 }  // namespace
@@ -124,6 +146,37 @@ engram_status engram_table_host_view(const char* name, engram_lookup_args* args)
     check_array(args, "args");
     const auto table = TableRegistry::instance().require(name);
     fill(table->host_view(), table->info(), args);
+  });
+}
+
+engram_status engram_table_lookup(const char* name, const engram_lookup_args* args,
+                                  const engram_exec* exec) {
+  return guard([&] {
+    check_array(name, "name");
+    check_array(args, "args");
+    check_array(exec, "exec");
+    check_range(exec->device, "device", -1, -1);
+    check_at_least(exec->num_threads, "num_threads", 0);
+    const auto table = TableRegistry::instance().require(name);
+    throw_fault(name, *table);
+    engram_lookup_args call = *args;
+    fill(table->host_view(), table->info(), &call);
+    call.num_columns = args->num_columns;
+    check_range(args->head_dim, "head_dim", call.head_dim, call.head_dim);
+    check_lookup_call(call);
+    if (call.num_tokens == 0) return;
+    if (table->disk() != nullptr) {
+      lookup_disk(*table->disk(), call, exec->num_threads);
+    } else {
+      lookup_cpu(call, exec->num_threads);
+    }
+  });
+}
+
+engram_status engram_table_fault(const char* name) {
+  return guard([&] {
+    check_array(name, "name");
+    throw_fault(name, *TableRegistry::instance().require(name));
   });
 }
 

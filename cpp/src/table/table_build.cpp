@@ -7,6 +7,7 @@
 #include "engram/error.h"
 #include "engram/row.h"
 #include "table/cumem.h"
+#include "table/disk_reader.h"
 #include "table/points.h"
 #include "table/record.h"
 
@@ -28,10 +29,12 @@ double seconds_since_1970() {
 std::unique_ptr<TableArray> take(ArrayBuild& array) {
   if (array.host) return std::move(array.host);
   if (array.device) return std::move(array.device);
+  if (array.disk) return std::move(array.disk);
   return std::move(array.sharded);
 }
 
 int64_t bytes_here(const ArrayBuild& array, int rank) {
+  if (array.disk) return 0;
   if (array.sharded) return array.sharded->parts().part_bytes(rank);
   return array.device ? array.device_bytes : array.source.file.num_bytes;
 }
@@ -79,6 +82,9 @@ void TableBuild::read(const Seat& seat) {
         array.device_bytes = row_offset(split_.num_rows, row_bytes);
         array.device =
             make_device_array(array.source, begin, begin + array.device_bytes, options_.verify);
+      }
+      if (placement == Placement::kDisk) {
+        array.disk = std::make_unique<DiskArray>(array.label, file);
       }
       if (placement == Placement::kDeviceSharded) {
         array.reader = std::make_unique<SourceReader>(array.source);
@@ -229,6 +235,14 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
     options_.pages = kept_->options.pages;
     options_.numa = kept_->options.numa;
   }
+  info_.first_column = split_.first_column;
+  info_.first_row = split_.first_row;
+  info_.num_rows = split_.num_rows;
+  info_.num_columns = split_.num_columns;
+  info_.column_rows = {info_.column_rows.begin() + split_.first_column,
+                       info_.column_rows.begin() + split_.first_column + split_.num_columns};
+  const std::shared_ptr<DiskReader> disk = named([&] { return make_reader(); });
+  if (disk) history.num_bytes += disk->hot_rows().num_bytes();
   const HostMemory* const memory = arrays_[0].host   ? arrays_[0].host->host_memory()
                                    : arrays_[1].host ? arrays_[1].host->host_memory()
                                                      : nullptr;
@@ -241,19 +255,24 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
            {"layer", info_.layer},
            {"content_id", info_.content_id},
            {"fingerprint", info_.fingerprint},
-           {"kind", memory != nullptr ? memory_kind_name(memory->options().kind) : "gpu"},
+           {"kind", memory != nullptr ? memory_kind_name(memory->options().kind)
+                    : disk            ? "disk"
+                                      : "gpu"},
            {"placement", placement_name(options_.placement)},
            {"bytes", history.num_bytes},
            {"huge_bytes", history.huge_bytes},
            {"since", history.since}});
-  info_.first_column = split_.first_column;
-  info_.first_row = split_.first_row;
-  info_.num_rows = split_.num_rows;
-  info_.num_columns = split_.num_columns;
-  info_.column_rows = {info_.column_rows.begin() + split_.first_column,
-                       info_.column_rows.begin() + split_.first_column + split_.num_columns};
   return std::make_shared<const Table>(std::move(options_), std::move(info_), std::move(history),
-                                       take(arrays_[0]), take(arrays_[1]), std::move(held));
+                                       take(arrays_[0]), take(arrays_[1]), std::move(held), disk);
+}
+
+std::shared_ptr<DiskReader> TableBuild::make_reader() const {
+  const auto& [values, scales] = arrays_;
+  if (!values.disk) return nullptr;
+  constexpr double kGibi = 1 << 30;
+  return std::make_shared<DiskReader>(info_, *values.disk, scales.disk.get(),
+                                      scales.host ? scales.host->memory().data() : nullptr,
+                                      static_cast<int64_t>(options_.hot_gib * kGibi));
 }
 
 }  // namespace engram

@@ -11,6 +11,7 @@
 
 #include "engram/table.h"
 #include "table/device_table.h"
+#include "table/disk_table.h"
 #include "table/group.h"
 #include "table/host_table.h"
 #include "table/keeper.h"
@@ -21,7 +22,7 @@
 
 namespace engram {
 
-//! One of a table's two arrays; of the three kinds of memory the placement's, once it is there.
+//! One of a table's two arrays; of the four kinds the placement's, once it is there.
 struct ArrayBuild {
   std::string label;  //!< "engram_1.values"
   Placement placement = Placement::kHost;
@@ -29,6 +30,7 @@ struct ArrayBuild {
   std::unique_ptr<HostArray> host;
   std::unique_ptr<DeviceArray> device;
   std::unique_ptr<ShardedArray> sharded;
+  std::unique_ptr<DiskArray> disk;
   std::unique_ptr<SourceReader> reader;  //!< of a sharded array
   int64_t device_bytes = 0;              //!< of `device`, once a GPU has asked for it
 };
@@ -75,6 +77,8 @@ class TableBuild {
   //! Why this rank cannot have a kind of memory.
   std::string problem(MemoryKind kind, const Seat& seat) const;
   void attach_kept(const Seat& seat);
+  //! Null but for placement disk.
+  std::shared_ptr<DiskReader> make_reader() const;
 
   std::string name_;
   TableOptions options_;

@@ -31,7 +31,7 @@ namespace {
 constexpr int64_t kFormatVersion = 1;
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr int64_t kMaxRanks = 4096;
-constexpr double kMaxSeconds = 7 * 24 * 3600;
+constexpr double kMaxGib = 1 << 16;
 
 //! Insertions, deletions and replacements between two words.
 size_t edit_distance(std::string_view a, std::string_view b) {
@@ -110,12 +110,13 @@ class Keys {
     return *value;
   }
 
-  std::optional<double> seconds(const char* key) const {
+  std::optional<double> number(const char* key, double low, double high,
+                               const char* expected) const {
     const toml::node* const node = table_.get(key);
     if (node == nullptr) return std::nullopt;
     const auto value = node->is_number() ? node->value<double>() : std::nullopt;
-    ENGRAM_CHECK(value && *value > 0 && *value <= kMaxSeconds, where_, ": ", key,
-                 ": expected seconds, more than 0 and at most ", kMaxSeconds);
+    ENGRAM_CHECK(value && *value >= low && *value <= high, where_, ": ", key, ": expected ",
+                 expected);
     return value;
   }
 
@@ -140,12 +141,33 @@ class Keys {
   const std::string& folder_;
 };
 
+//! What is particular to placement disk, and what does not go with it.
+void read_disk(const Keys& keys, TableOptions* options) {
+  if (options->placement != Placement::kDisk) {
+    ENGRAM_CHECK(!keys.has("hot_gib"), keys.where(),
+                 ": hot_gib: expected with placement disk, found ",
+                 placement_name(options->placement));
+    ENGRAM_CHECK(keys.text("scales") != "host", keys.where(),
+                 ": scales: expected host with placement disk, found it with ",
+                 placement_name(options->placement));
+    return;
+  }
+  options->hot_gib =
+      keys.number("hot_gib", 0, kMaxGib, "GiB, 0 to 65536").value_or(options->hot_gib);
+  ENGRAM_CHECK(options->scales != Placement::kDevice, keys.where(),
+               ": scales: expected with_rows or host with placement disk, found device");
+  for (const char* const key : {"formula_seed", "verify"}) {
+    ENGRAM_CHECK(!keys.has(key), keys.where(), ": ", key,
+                 ": expected a placement that loads rows, found disk");
+  }
+}
+
 //! [tables.NAME]
 TableOptions read_table(const toml::table& table, const std::string& where,
                         const std::string& folder) {
   const Keys keys(table, where, folder,
-                  {"store", "checkpoint", "layer", "placement", "scales", "memory", "pages", "numa",
-                   "verify", "formula_seed", "heads", "expect_content"});
+                  {"store", "checkpoint", "layer", "placement", "scales", "hot_gib", "memory",
+                   "pages", "numa", "verify", "formula_seed", "heads", "expect_content"});
   TableOptions options;
   options.store = keys.path("store");
   ENGRAM_CHECK(!options.store.empty(), where, ": store: expected a folder, found none");
@@ -157,9 +179,14 @@ TableOptions read_table(const toml::table& table, const std::string& where,
   options.placement =
       keys.choice<Placement>("placement", {{"host", Placement::kHost},
                                            {"device", Placement::kDevice},
-                                           {"device_sharded", Placement::kDeviceSharded}});
-  const bool apart = keys.choice<bool>("scales", {{"with_rows", false}, {"device", true}});
-  options.scales = apart ? Placement::kDevice : options.placement;
+                                           {"device_sharded", Placement::kDeviceSharded},
+                                           {"disk", Placement::kDisk}});
+  using Scales = std::optional<Placement>;
+  options.scales = keys.choice<Scales>("scales", {{"with_rows", std::nullopt},
+                                                  {"device", Placement::kDevice},
+                                                  {"host", Placement::kHost}})
+                       .value_or(options.placement);
+  read_disk(keys, &options);
   if (keys.has("memory")) {
     using Memory = std::optional<MemoryKind>;
     options.memory = keys.choice<Memory>("memory", {{"memfd", MemoryKind::kMemfd},
@@ -196,7 +223,8 @@ GroupSettings read_group(const toml::table& table, const std::string& where,
   group.name = keys.text("name");
   group.socket = keys.path("socket");
   group.keeper = keys.text("keeper");
-  group.timeout_s = keys.seconds("timeout_s");
+  group.timeout_s =
+      keys.number("timeout_s", 1e-9, 7 * 24 * 3600, "seconds, more than 0 and at most 604800");
   group.assume_ram = keys.integer("assume_ram", 1, INT64_MAX, "bytes");
   const auto size = keys.integer("size", 1, kMaxRanks, "1 to 4096 ranks");
   const auto rank = keys.integer("rank", 0, kMaxRanks - 1, "0 or more");
@@ -242,6 +270,8 @@ const char* placement_name(Placement placement) {
       return "device";
     case Placement::kDeviceSharded:
       return "device_sharded";
+    case Placement::kDisk:
+      return "disk";
   }
   return "";
 }

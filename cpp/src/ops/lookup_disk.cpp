@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/lookup_disk.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "engram/ops.h"
+#include "engram/row.h"
+#include "parallel.h"
+#include "table/disk_reader.h"
+
+namespace engram {
+namespace {
+
+constexpr int64_t kRowsPerRead = 12288;  // fills the disk's queue many times, and 3 MB
+constexpr int kFewestThreads = 2;        // one reads while another converts
+
+//! Bytes of a token in `out`.
+int64_t out_bytes(const engram_lookup_args& args) {
+  const int row_bytes = args.form == ENGRAM_ROWS_BF16     ? 2 * args.head_dim
+                        : args.form == ENGRAM_ROWS_PACKED ? packed_row_bytes(args.head_dim)
+                                                          : args.head_dim;
+  return row_offset(args.num_columns, row_bytes);
+}
+
+//! Rows of tokens [begin, end): read side by side, then looked up in order.
+void lookup_tokens(DiskReader& reader, const engram_lookup_args& args, int64_t begin, int64_t end) {
+  const int64_t count = row_offset(end - begin, args.num_columns);
+  const int num_scales = scales_per_row(args.head_dim);
+  const auto size = [count](int row_bytes) {
+    return static_cast<size_t>(row_offset(count, row_bytes));
+  };
+  const auto values = std::make_unique_for_overwrite<uint8_t[]>(size(args.head_dim));
+  const auto scales = std::make_unique_for_overwrite<uint8_t[]>(size(num_scales));
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int64_t token = begin; token < end; ++token) {
+    std::copy_n(args.ids + row_offset(token, args.ids_stride), args.num_columns,
+                ids.data() + row_offset(token - begin, args.num_columns));
+  }
+  reader.read(ids.data(), count, values.get(), scales.get());
+  std::iota(ids.begin(), ids.end(), 0);
+  engram_lookup_args part = args;
+  part.values = values.get();
+  part.scales = scales.get();
+  part.first_row = 0;
+  part.num_rows = count;
+  part.ids = ids.data();
+  part.ids_stride = args.num_columns;
+  part.num_tokens = end - begin;
+  part.out = static_cast<uint8_t*>(args.out) + row_offset(begin, out_bytes(args));
+  const int64_t token_scales = row_offset(args.num_columns, num_scales);
+  if (args.form == ENGRAM_ROWS_MXFP8_LINEAR) part.out_scales += row_offset(begin, token_scales);
+  if (args.form == ENGRAM_ROWS_MXFP8_128X4) {
+    part.out_scales += staged_scale_bytes(begin, token_scales);
+  }
+  lookup_cpu(part, 1);
+}
+
+}  // namespace
+
+void lookup_disk(DiskReader& reader, const engram_lookup_args& args, int num_threads) {
+  // Whole tiles of scales in F8_128x4 order.
+  const int64_t tiles = ceil_div(ceil_div(kRowsPerRead, args.num_columns), kStageTileRows);
+  const int threads = num_threads > 0 ? num_threads : std::max(kFewestThreads, usable_threads());
+  parallel_for(args.num_tokens, tiles * kStageTileRows, threads,
+               [&](int64_t begin, int64_t end) { lookup_tokens(reader, args, begin, end); });
+}
+
+}  // namespace engram
