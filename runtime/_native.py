@@ -145,6 +145,12 @@ class LookupArgs(ctypes.Structure):
     ]
 
 
+class TableLookupArgs(LookupArgs):
+    """A lookup on the CPU in a table by name, which need not be in memory."""
+
+    table: bytes
+
+
 class StageArgs(ctypes.Structure):
     _fields_ = [
         ("packed", c_void_p),
@@ -213,6 +219,8 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     "engram_table_unbind": (c_int32, [c_char_p]),
     "engram_table_view": (c_int32, [c_char_p, c_int32, POINTER(LookupArgs)]),
     "engram_table_host_view": (c_int32, [c_char_p, POINTER(LookupArgs)]),
+    "engram_table_lookup": (c_int32, [c_char_p, POINTER(LookupArgs), POINTER(Exec)]),
+    "engram_table_fault": (c_int32, [c_char_p]),
     "engram_table_describe": (c_int32, [c_char_p, c_size_t, POINTER(c_size_t)]),
     "engram_tables_serve": (c_int32, [c_char_p, c_char_p, c_char_p, c_char_p, c_char_p]),
     "engram_tables_stop": (c_int32, []),
@@ -269,8 +277,12 @@ _log_function = LogFunction(_log_message)  # kept as long as the library may cal
 def run(op: str, args: OpArgs, where: Exec) -> None:
     """Calls the function that takes these arguments; `op` begins the text of errors."""
     library = load()
-    function = getattr(library, _OP_SYMBOLS[type(args)])
-    _check(library, op, function(ctypes.byref(args), ctypes.byref(where)))
+    arguments = (ctypes.byref(args), ctypes.byref(where))
+    if isinstance(args, TableLookupArgs):
+        status = library.engram_table_lookup(args.table, *arguments)
+    else:
+        status = getattr(library, _OP_SYMBOLS[type(args)])(*arguments)
+    _check(library, op, status)
 
 
 def lookup_workspace(args: LookupArgs) -> int:
@@ -371,13 +383,19 @@ def table_view(name: str, device: int) -> LookupArgs:
     return args
 
 
-def table_host_view(name: str) -> LookupArgs:
-    """engram_table_host_view: the same for a lookup on the CPU."""
+def table_host_view(name: str) -> TableLookupArgs:
+    """engram_table_host_view: the same for a lookup on the CPU, which run() does in the table."""
     library = load()
-    args = LookupArgs()
-    status = library.engram_table_host_view(_text("tables", name), ctypes.byref(args))
-    _check(library, "tables", status)
+    args = TableLookupArgs()
+    args.table = _text("tables", name)
+    _check(library, "tables", library.engram_table_host_view(args.table, ctypes.byref(args)))
     return args
+
+
+def table_fault(name: str) -> None:
+    """Raises EngramError if an earlier lookup could not read rows of this table."""
+    library = load()
+    _check(library, "tables", library.engram_table_fault(_text("tables", name)))
 
 
 def describe_tables() -> dict[str, dict[str, Any]]:

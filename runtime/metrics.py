@@ -6,7 +6,8 @@
     metrics.note_tables(tables.describe())
     answer(metrics.prometheus_text())               # of GET /metrics
 
-The share of unique rows is that of engram_rows_unique_total in engram_rows_examined_total.
+The share of unique rows is that of engram_rows_unique_total in engram_rows_examined_total; the hit
+rate of a table on disk is that of engram_hot_rows_total in it and engram_disk_rows_total.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ UNIQUE = "engram_rows_unique_total"
 WAIT = "engram_lookup_seconds_total"
 ERRORS = "engram_errors_total"
 TABLE_BYTES = "engram_table_bytes"
+HOT_ROWS = "engram_hot_rows_total"
+DISK_ROWS = "engram_disk_rows_total"
+DISK_READS = "engram_disk_reads_total"
 
 FAMILIES = {
     LOOKUPS: (COUNTER, "Calls that looked rows of a table up."),
@@ -40,6 +44,9 @@ FAMILIES = {
     WAIT: (COUNTER, "Seconds that callers waited for rows; in an engine they wait for none."),
     ERRORS: (COUNTER, "Requests that got an error: refused as they were, or failed."),
     TABLE_BYTES: (GAUGE, "Bytes of a table that this process maps, by where they lie."),
+    HOT_ROWS: (COUNTER, "Rows of tables on disk that were found in RAM."),
+    DISK_ROWS: (COUNTER, "Rows of tables on disk that were read from there."),
+    DISK_READS: (COUNTER, "Reads that those took."),
 }
 # Sorting more would take longer than a GPU takes to read the rows.
 _EXAMINED_IDS = 1 << 14
@@ -82,12 +89,20 @@ class Metrics:
         """described: Tables.describe's."""
         for table, one in described.items():
             on_gpu = one["num_bytes"]
-            if one["placement"] == "host":
+            if one["placement"] in ("host", "disk"):
                 share = num_blocks(one["head_dim"]) if one["scales"] == "device" else 0
                 on_gpu = on_gpu * share // packed_row_bytes(one["head_dim"])
-            for place, value in (("gpu", on_gpu), ("host", one["num_bytes"] - on_gpu)):
-                with self._lock:
-                    self._values[TABLE_BYTES, _labels(table=table, place=place)] = value
+            values = {
+                (TABLE_BYTES, _labels(table=table, place="gpu")): on_gpu,
+                (TABLE_BYTES, _labels(table=table, place="host")): one["num_bytes"] - on_gpu,
+            }
+            if disk := one.get("disk"):
+                labels = _labels(table=table)
+                values[HOT_ROWS, labels] = disk["hot_rows"]
+                values[DISK_ROWS, labels] = disk["disk_rows"]
+                values[DISK_READS, labels] = disk["num_reads"]
+            with self._lock:
+                self._values.update(values)
 
     def samples(self) -> list[Sample]:
         with self._lock:

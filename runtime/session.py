@@ -163,7 +163,9 @@ class EngramSession:
         if self._bound is not None:
             on_cpu = self._ordinal is None
             ids = step.hash_ids[:, index] if on_cpu else _LayerIds(step.hash_ids, index)
-            return self._bound.lookup(table_name(layer_id), ids)
+            rows = self._bound.lookup(table_name(layer_id), ids)
+            self._bound.raise_fault(table_name(layer_id))  # now, not with the next step
+            return rows
         table = self.store.table(layer_id)
         if self._ordinal is None:
             return ops.lookup(table.values, table.scales, step.hash_ids[:, index])

@@ -95,6 +95,7 @@ class Tables:
         layer: int,
         placement: str = "host",
         scales: str = "with_rows",
+        hot_gib: float | None = None,
         memory: str | None = None,
         pages: str | None = None,
         numa: str | None = None,
@@ -110,9 +111,11 @@ class Tables:
         Args:
             store: a store's folder, or an open store.
             layer: the model's number of the layer.
-            placement: "host" (pinned memory that GPUs read in place), "device" or
-                "device_sharded" (each rank's GPU holds a part, all read all).
-            scales: "with_rows" or "device".
+            placement: "host" (pinned memory that GPUs read in place), "device",
+                "device_sharded" (each rank's GPU holds a part, all read all) or "disk" (rows are
+                read from the store's files as they are asked for, by CPUs alone).
+            scales: "with_rows", "device" or, of "disk" tables, "host": all in RAM.
+            hot_gib: of "disk" tables: GiB of RAM for rows that were read before (default: 1).
             memory: of host tables: "memfd" (default), "shm", "cumem", "private", or "keeper": what
                 a process of `tables serve` holds.
             pages: "auto" (default), "4k" or "2m" (reserved huge pages).
@@ -130,6 +133,7 @@ class Tables:
         options = {
             "placement": placement,
             "scales": scales,
+            "hot_gib": hot_gib,
             "memory": memory,
             "pages": pages,
             "numa": numa,
@@ -161,7 +165,8 @@ class Tables:
 
     def lookup(self, name: str, ids: Array, *, out: Array | None = None, stream: Any = None) -> Any:
         """ops.lookup in a table of this object's: on the GPU where the ids are or, where they are
-        in host memory, on the CPU, which rows in GPU memory are refused to."""
+        in host memory, on the CPU, which rows in GPU memory are refused to. Rows on disk that
+        cannot be read are NaN: the table's next lookup, or raise_fault, is an EngramError."""
         call = Call("lookup", stream, ids=ids, out=out)
         return to_bf16(call, self._args(name, call))
 
@@ -186,11 +191,16 @@ class Tables:
         call = Call("lookup_mxfp8", stream, ids=ids, **outs)
         return to_mxfp8(call, self._args(name, call), scale_order)
 
+    def raise_fault(self, name: str) -> None:
+        """EngramError, with file and offset, if an earlier lookup could not read rows on disk."""
+        self._check_own(name)
+        _native.table_fault(name)
+
     def describe(self) -> dict[str, dict[str, Any]]:
         """What each name of this object's is: store, layer, fingerprint, content_id, num_rows,
         first_column, num_columns, head_dim, placement, scales, and what this rank has of it:
         memory, pages, numa, num_bytes, huge_bytes, rank, size, keeper, since, load_seconds,
-        registered_seconds (engram.h says of each what it is)."""
+        registered_seconds, disk (engram.h says of each what it is)."""
         everything = describe_tables()
         return {name: everything[name] for name in self._names if name in everything}
 

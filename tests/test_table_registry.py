@@ -74,6 +74,7 @@ def test_bind_describe_unbind(store: Path) -> None:
             "since": pytest.approx(time.time(), abs=60),
             "load_seconds": pytest.approx(0, abs=60),
             "registered_seconds": None,  # until a GPU asks
+            "disk": None,
         }
         assert described["ünïcode name"]["layer"] == 5
         tables.unbind("engram_1")
@@ -185,7 +186,7 @@ def test_expect_content(store: Path) -> None:
         ),
         (
             HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nplacement = "gpu"',
-            "placement: expected host, device or device_sharded, found 'gpu'",
+            "placement: expected host, device, device_sharded or disk, found 'gpu'",
         ),
         (
             HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nmemory = "memdf"',
@@ -223,7 +224,7 @@ def test_expect_content(store: Path) -> None:
         (HEAD + "[group]\nassume_ram = 0.5", "assume_ram: expected bytes, found another value"),
         (
             HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nscales = "host"',
-            "scales: expected with_rows or device, found 'host'",
+            "scales: expected host with placement disk, found it with host",
         ),
         (HEAD + '[tables.a]\nstore = "s', "line 3: expected TOML: "),
         (HEAD + "[tables.a]\n[tables.a]", "line 3: expected TOML: "),

@@ -58,6 +58,7 @@ def test_bind_and_describe(store):
             "rank": 0,
             "size": 1,
             "keeper": None,
+            "disk": None,
         }
     assert describe_tables() == {}
     assert tables.describe() == {}
@@ -82,8 +83,8 @@ def test_any_name(store, name):
     ("options", "expected"),
     [
         ({"layer": 2}, "layer"),
-        ({"layer": 1, "placement": "hots"}, "placement: expected host, device or device_sharded"),
-        ({"layer": 1, "scales": "gpu"}, "scales: expected with_rows or device, found 'gpu'"),
+        ({"layer": 1, "placement": "hots"}, "placement: expected host, device, device_sharded or"),
+        ({"layer": 1, "scales": "gpu"}, "scales: expected with_rows, device or host, found 'gpu'"),
         ({"layer": 1, "expect_content": "0" * 32}, "expected tables with content id 0000"),
         ({"layer": "1"}, "layer"),
         ({"layer": None}, "layer: expected text or a number, found None"),

@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="of the hidden states' formula, without --hidden"
     )
     parser.add_argument("--rows", action="store_true", help="write the looked-up rows too")
+    shared_options.add_placement(parser)
     shared_options.add_checkpoint(parser)
     console.add_json_option(parser)
 
@@ -113,13 +114,19 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _session(args: argparse.Namespace, store: Store) -> Iterator[EngramSession | EngineSession]:
+    options = shared_options.placement_options(args)
     if args.engine is None:
-        yield EngramSession(store, choose_device(args.device))
+        device = choose_device(args.device)
+        if not options:
+            yield EngramSession(store, device)
+            return
+        with Tables.of_store(store, **options) as tables:
+            yield EngramSession(store, device, tables)
         return
     ordinal = 0 if args.device == AUTO else parse_device(choose_device(args.device))
     if ordinal is None:
         raise InputError(f"--device: expected cuda:N with --engine, found {args.device}")
-    with Tables.of_store(store):
+    with Tables.of_store(store, **options):
         session = EngineSession(Engine(args.engine, ordinal), store)
         if args.rows and not session.has_rows:
             raise InputError(

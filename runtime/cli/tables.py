@@ -87,7 +87,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--placement",
         choices=shared_options.PLACEMENTS,
         default="host",
-        help="host (default), device: on each rank's GPU, device_sharded: a part on each",
+        help="host (default), device: on each rank's GPU, device_sharded: a part on each, "
+        "disk: only looked for",
     )
     parser.add_argument(
         "--heads", action="store_true", default=None, help="each rank its hash columns alone"
@@ -96,7 +97,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--scales",
         choices=shared_options.SCALES,
         default="with_rows",
-        help="device: scales in GPU memory",
+        help="device: scales in GPU memory, host: of disk tables, in RAM",
     )
     _add_memory(parser, "memfd (default), shm, cumem, private, or keeper: attach to one")
     parser.add_argument("--keeper", metavar="NAME", help="which keeper (default: any that has it)")
