@@ -241,7 +241,7 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
   info_.num_columns = split_.num_columns;
   info_.column_rows = {info_.column_rows.begin() + split_.first_column,
                        info_.column_rows.begin() + split_.first_column + split_.num_columns};
-  const std::shared_ptr<DiskReader> disk = named([&] { return make_reader(); });
+  const std::shared_ptr<DiskReader> disk = named(name_, [&] { return make_reader(); });
   if (disk) history.num_bytes += disk->hot_rows().num_bytes();
   const HostMemory* const memory = arrays_[0].host   ? arrays_[0].host->host_memory()
                                    : arrays_[1].host ? arrays_[1].host->host_memory()
