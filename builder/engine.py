@@ -27,6 +27,7 @@ from trtllm_engram.builder.tensorrt_log import tensorrt_logger, told
 from trtllm_engram.plugins import env
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.plugins.registration import import_tensorrt, register
+from trtllm_engram.runtime.devices import require_gpu
 
 Shapes = Mapping[str, tuple[int, ...]]
 AUTO = "auto"
@@ -84,13 +85,15 @@ def build(
     """
     options = options or ModelOptions()
     profiles = default_profiles(max_batch, max_tokens)
-    builder = EngineBuilder(version_compatible=version_compatible, timing_cache=timing_cache)
-    layers = engram_layers(store, tables, projection, rows_amax, builder.capability)
-    add_model(NetworkGraph(builder.network), store, layers, options)
-    for profile in profiles:
-        most = input_shapes(store, options, profile.max_tokens, profile.max_requests)
-        builder.add_profile(input_shapes(store, options, 0, 0), most, most)
-    builder.write(path, progress)
+    engram_layers(store, tables, projection, rows_amax)  # refuses what is wrong without a GPU too
+    with write_aside(Path(path)) as scratch:
+        builder = EngineBuilder(version_compatible=version_compatible, timing_cache=timing_cache)
+        layers = engram_layers(store, tables, projection, rows_amax, builder.capability)
+        add_model(NetworkGraph(builder.network), store, layers, options)
+        for profile in profiles:
+            most = input_shapes(store, options, profile.max_tokens, profile.max_requests)
+            builder.add_profile(input_shapes(store, options, 0, 0), most, most)
+        scratch.write_bytes(builder.serialize(progress))
 
 
 class EngineBuilder:
@@ -103,6 +106,7 @@ class EngineBuilder:
         version_compatible: bool = False,
         timing_cache: str | os.PathLike[str] | None = None,
     ) -> None:
+        require_gpu("building")  # without one, TensorRT's builder would end the process
         name, self.capability = _find_gpu()
         self.trt = trt = import_tensorrt()
         with told("building") as failure:
@@ -146,11 +150,6 @@ class EngineBuilder:
                 raise monitor.stopped_by
             return failure.check(plan)
 
-    def write(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
-        """The plan in a file, which appears when it is whole."""
-        with write_aside(Path(path)) as scratch:
-            scratch.write_bytes(self.serialize(progress))
-
     @contextlib.contextmanager
     def _timings(self) -> Iterator[None]:
         """Reads the timing cache, and writes it back once the engine is built.
@@ -182,22 +181,18 @@ class EngineBuilder:
 
 def _find_gpu() -> tuple[str, tuple[int, int]]:
     """Name and compute capability of the GPU that is built for: the thread's current one, which is
-    the first where it has no context. Where there is none, TensorRT's builder would end the
-    process."""
+    the first where it has no context."""
     device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
     major, minor = ctypes.c_int(), ctypes.c_int()
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-        failed = cuda.cuInit(0)
-        if not failed and cuda.cuCtxGetDevice(ctypes.byref(device)):
-            failed = cuda.cuDeviceGet(ctypes.byref(device), 0)
-        failed = failed or cuda.cuDeviceGetName(name, len(name), device)
-        for number, attribute in ((major, _COMPUTE_MAJOR), (minor, _COMPUTE_MINOR)):
-            failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
-    except OSError:
-        failed = True
+    cuda = ctypes.CDLL("libcuda.so.1")
+    failed = cuda.cuInit(0)
+    if not failed and cuda.cuCtxGetDevice(ctypes.byref(device)):
+        failed = cuda.cuDeviceGet(ctypes.byref(device), 0)
+    failed = failed or cuda.cuDeviceGetName(name, len(name), device)
+    for number, attribute in ((major, _COMPUTE_MAJOR), (minor, _COMPUTE_MINOR)):
+        failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
     if failed:
-        raise EngramError("building: expected a CUDA device, found none")
+        raise EngramError(f"building: expected a GPU that tells what it is, found error {failed}")
     return name.value.decode("utf-8", "replace"), (major.value, minor.value)
 
 

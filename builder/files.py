@@ -92,11 +92,7 @@ def write_aside(path: Path) -> Iterator[Path]:
 
     A path that cannot be written is refused before the caller's work begins, which may take long.
     """
-    with writing(path):
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path}: expected a file to write, found a folder or a device")
-        scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        scratch.touch()
+    scratch = _make_scratch(path)
     try:
         try:
             yield scratch
@@ -109,6 +105,20 @@ def write_aside(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # none there, or a disk that can be read only
             scratch.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """Refuses what write_aside would refuse."""
+    _make_scratch(path).unlink()
+
+
+def _make_scratch(path: Path) -> Path:
+    with writing(path):
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: expected a file to write, found a folder or a device")
+        scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        scratch.touch()
+    return scratch
 
 
 def missing_folders(path: Path) -> list[Path]:

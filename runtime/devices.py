@@ -16,7 +16,26 @@ CPU = "cpu"
 
 
 def why_no_gpu() -> str:
-    """Why eager ops cannot run on a GPU here, in a few words; "" where they can."""
+    """Why ops and engines cannot run on a GPU here, in a few words; "" where they can."""
+    if why := _why_library_has_none():
+        return why
+    if importlib.util.find_spec("cuda") is None:
+        return "cuda-python is missing: pip install 'trtllm-engram[cuda]'"
+    return ""
+
+
+def num_gpus() -> int:
+    """GPUs that the library can use, with or without CUDA's Python package."""
+    return 0 if _why_library_has_none() else len(probe_driver().gpus)
+
+
+def require_gpu(what: str) -> None:
+    """EngramError where there is no GPU for `what`."""
+    if why := why_no_gpu():
+        raise EngramError(f"{what}: expected a usable GPU: {why}")
+
+
+def _why_library_has_none() -> str:
     driver = probe_driver()
     if driver.error:
         return driver.error
@@ -31,8 +50,6 @@ def why_no_gpu() -> str:
             f"the library needs driver {info['minimum_driver']} or newer, found "
             f"{driver.version or 'one'} for CUDA {major}.{minor}"
         )
-    if importlib.util.find_spec("cuda") is None:
-        return "cuda-python is missing: pip install 'trtllm-engram[cuda]'"
     return ""
 
 
@@ -42,12 +59,9 @@ def choose_device(device: str) -> str:
         return CPU if why_no_gpu() else "cuda:0"
     ordinal = parse_device(device)
     if ordinal is not None:
-        reason = why_no_gpu()
-        if reason:
-            raise EngramError(f"{device}: {reason}")
-        num_gpus = len(probe_driver().gpus)
-        if ordinal >= num_gpus:
-            raise InputError(f"device: expected cuda:N below cuda:{num_gpus}, found {device!r}")
+        require_gpu(device)
+        if ordinal >= num_gpus():
+            raise InputError(f"device: expected cuda:N below cuda:{num_gpus()}, found {device!r}")
     return device
 
 

@@ -31,7 +31,7 @@ from . import _native
 from .arrays import BF16, BOOL, FP8, INT32, Array, Dtypes, device_name
 from .call import Call
 from .device_array import DeviceArray, constant, cuda, current_device, wait
-from .devices import why_no_gpu
+from .devices import require_gpu
 
 Arrays = Mapping[str, Array]
 
@@ -62,14 +62,12 @@ class Engine:
 
     def __init__(self, plan: str | os.PathLike[str] | bytes | memoryview, device: int = 0) -> None:
         """plan: a file, or the plan itself."""
-        no_gpu = why_no_gpu()
-        if no_gpu:  # TensorRT's runtime would end the process
-            raise EngramError(f"engine: expected a usable GPU: {no_gpu}")
         where, content = "plan", plan
         if isinstance(plan, (str, os.PathLike)):
             where = os.fspath(plan)
             with reading(Path(plan)):
                 content = Path(plan).read_bytes()
+        require_gpu("engine")  # without one, TensorRT's runtime would end the process
         trt = import_tensorrt()
         self.device = device
         with current_device(device), told(where) as failure:

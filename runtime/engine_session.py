@@ -22,7 +22,7 @@ Host = npt.NDArray[Any]
 
 
 class EngineSession:
-    """Like EngramSession.run, with an engine. Its tables must be bound.
+    """Like EngramSession.run, with an engine. Its tables must be bound when it runs.
 
     The engine's next_lookback_ids carry each chunk's past to the next. Chunks hold the rows where
     the engine gives them out (builder.model's check_outputs); row ids are the CPU's where it has

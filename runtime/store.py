@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from trtllm_engram.builder.checkpoint import SCALES, VALUES
 from trtllm_engram.builder.config import EngramConfig
-from trtllm_engram.builder.files import reading, refuse_to_replace
+from trtllm_engram.builder.files import check_writable, reading, refuse_to_replace
 from trtllm_engram.builder.layout import EngramLayout
 from trtllm_engram.builder.manifest import Manifest, Part, read_manifest
 from trtllm_engram.plugins.errors import InputError
@@ -100,8 +100,10 @@ class Store:
         return self._weights[layer_id]
 
     def check_output(self, path: Path) -> None:
-        """Refuses to have a file of the store or of its checkpoint overwritten."""
+        """Refuses what cannot be written, and to have a file of the store or of its checkpoint
+        overwritten."""
         refuse_to_replace(path, self.manifest.files(self.path))
+        check_writable(path)
 
     def _layer(self, layer_id: int) -> dict[str, Part]:
         if layer_id not in self.manifest.layers:

@@ -56,8 +56,16 @@ def test_a_gpu_that_is_not_there(machine):
 def test_why_not(machine, driver, cuda, why):
     machine(driver, cuda)
     assert devices.choose_device("auto") == "cpu"
-    with pytest.raises(EngramError, match=f"^cuda:0: {why}$"):
+    with pytest.raises(EngramError, match=f"^cuda:0: expected a usable GPU: {why}$"):
         devices.choose_device("cuda:0")
+    assert devices.num_gpus() == 0
+
+
+def test_gpus_are_the_librarys_without_the_package_too(machine, monkeypatch):
+    machine(Driver("580.95.05", (13, 0), (GPU,)))
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda _name: None)
+    assert devices.why_no_gpu().startswith("cuda-python is missing: ")
+    assert devices.num_gpus() == 1
 
 
 def test_a_library_of_cuda_12_takes_an_older_driver(machine):

@@ -17,6 +17,8 @@ from typing import Any
 
 from trtllm_engram.plugins.errors import EngramError, InputError
 
+from ..devices import require_gpu
+
 TOKENS = (1, 8, 64, 256, 1024, 8192)
 OURS = "ours"
 EMPTY = "empty node"  # what a target of `over_us` is measured against
@@ -30,6 +32,7 @@ _TURNS = 51
 @functools.cache
 def load_torch() -> Any:
     """torch, which allocates, captures and times here."""
+    require_gpu("bench")
     try:
         torch = importlib.import_module("torch")
     except ImportError:
@@ -37,7 +40,7 @@ def load_torch() -> Any:
             "expected torch for a benchmark on a GPU, found none: pip install torch"
         ) from None
     if not torch.cuda.is_available():
-        raise InputError("expected a CUDA device for this benchmark, found none")
+        raise InputError("expected torch with CUDA for a benchmark on a GPU, found one without")
     return torch
 
 

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.plugins.errors import EngramError, InputError
 
 from .. import _native, demo_check
-from ..gpus import probe_driver
+from ..devices import num_gpus
 from ..group import Group
 from ..machine import read_text
 from ..tables import Tables
@@ -60,14 +59,9 @@ def main(text: str) -> None:
 
 def _register(names: Iterable[str], rank: int) -> None:
     """With the rank's GPU, where there is one: a rank alone has not done so yet."""
-    if num_gpus := _num_gpus():
+    if count := num_gpus():
         for name in names:
-            _native.table_view(name, rank % num_gpus)
-
-
-@cache
-def _num_gpus() -> int:
-    return len(probe_driver().gpus) if _native.build_info()["cuda"] else 0
+            _native.table_view(name, rank % count)
 
 
 def _warm_up(rank: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trtllm_engram.builder.model import ModelOptions, hidden_name
 
+from .. import _native
 from ..compare import Comparison, Reference, compare, make_feeds
 from ..compare.plot import write_histogram
 from ..compare.report import HIDDEN_LIMIT_BF16_ULPS, merge
@@ -71,14 +72,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
+    if args.tables is not None:
+        _native.check_tables_file(str(args.tables))
     if args.png is not None:
         store.check_output(args.png)
         new_figure("png", 1, 1)  # is matplotlib there?
-    with _tables(args, store), console.status(args) as note:
+    text = None if args.text is None else read_text(args.text)
+    with contextlib.ExitStack() as stack:
+        note = stack.enter_context(console.status(args))
         note("loading the engine")
         engine = Engine(args.engine)
         check_engine(engine, store)
-        comparisons = _compare(args, store, engine, note)
+        note("loading the tables")
+        stack.enter_context(_tables(args, store))
+        comparisons = _compare(args, store, engine, text, note)
     _print(args, comparisons)  # first: a picture that cannot be written loses no result
     if args.png is not None:
         write_histogram(args.png, comparisons)
@@ -92,13 +99,16 @@ def _tables(args: argparse.Namespace, store: Store) -> contextlib.AbstractContex
 
 
 def _compare(
-    args: argparse.Namespace, store: Store, engine: Engine, note: Callable[[str], None]
+    args: argparse.Namespace,
+    store: Store,
+    engine: Engine,
+    text: str | None,
+    note: Callable[[str], None],
 ) -> list[Comparison]:
     options = ModelOptions(
         hidden_dtype=engine.inputs[hidden_name(store.config.layer_ids[0])].dtype,
         history="explicit" if "lookback_ids" in engine.inputs else "whole_prompt",
     )
-    text = None if args.text is None else read_text(args.text)
     reference, parts = Reference(store), []
     feeds = make_feeds(store, args.sizes, text=text, options=options, seed=args.seed)
     for feed, (num_tokens, num_requests) in zip(feeds, args.sizes, strict=True):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_engram.builder import EngramConfig
-from trtllm_engram.builder.files import refuse_to_replace, write_aside, write_at
+from trtllm_engram.builder.files import refuse_to_replace, stat_regular, write_aside, write_at
 from trtllm_engram.builder.safetensors_file import TensorEntry, TensorSpec, create_file
 from trtllm_engram.plugins.errors import InputError
 
@@ -83,13 +83,15 @@ def run(args: argparse.Namespace) -> int:
     store.check_output(args.output)
     inputs = [*token_files(args), *(file for file in (args.hidden, args.engine) if file)]
     refuse_to_replace(args.output, inputs)
+    if args.engine is not None:
+        stat_regular(args.engine)
     ids, dead = read_tokens(args, store.tokenizer_json)
     hidden: HiddenSource = SeededHidden(store.config, args.seed)
     if args.hidden is not None:
         hidden = FileHidden(args.hidden, store.config, ids.size)
     started = time.perf_counter()
     seen: dict[int, list[npt.NDArray[np.int32]]] = {layer: [] for layer in store.config.layer_ids}
-    with _session(args, store) as session, write_aside(args.output) as scratch:
+    with write_aside(args.output) as scratch, _session(args, store) as session:
         entries = create_file(scratch, _specs(store.config, ids.size, hidden, args.rows))
         with (
             _Writer(scratch, entries, args.rows) as writer,
@@ -126,12 +128,10 @@ def _session(args: argparse.Namespace, store: Store) -> Iterator[EngramSession |
     ordinal = 0 if args.device == AUTO else parse_device(choose_device(args.device))
     if ordinal is None:
         raise InputError(f"--device: expected cuda:N with --engine, found {args.device}")
+    session = EngineSession(Engine(args.engine, ordinal), store)
+    if args.rows and not session.has_rows:
+        raise InputError(f"{args.engine}: expected rows, built with --check-outputs, for --rows")
     with Tables.of_store(store, **options):
-        session = EngineSession(Engine(args.engine, ordinal), store)
-        if args.rows and not session.has_rows:
-            raise InputError(
-                f"{args.engine}: expected rows, built with --check-outputs, for --rows"
-            )
         yield session
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trtllm_engram.builder.files import reading
+from trtllm_engram.builder.files import reading, stat_regular
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.triton import MODEL_PY, Serving, python_config, write_model
 from trtllm_engram.builder.triton_tensorrt import (
@@ -104,6 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.keeper is not None and args.memory != "keeper":
         raise InputError(f"--keeper: expected with --memory keeper, found {args.memory or 'memfd'}")
+    if args.engine is not None:
+        stat_regular(args.engine)
     write = {"python": _write_python, "tensorrt": _write_tensorrt}[args.form]
     folder, launch = write(args, open_store(args.store, checkpoint=args.checkpoint))
     if args.json:
