@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -171,6 +172,10 @@ BAD = {
     "build: output of the store": ("build", "store", "--onnx", "--output", "store/token_map.npy"),
     "run: device": ("run", "store", "--text", "text", "--output", "new", "--device", "tpu"),
     "run: chunk": ("run", "store", "--text", "text", "--output", "new", "--chunk", "0"),
+    "run: seed": (*RUN, "new", "--seed", "-1"),
+    "build: batch": ("build", "store", "--output", "new", "--max-batch", "-1"),
+    "compare: limit": ("compare", "store", "--engine", "text", "--limit", "-1"),
+    "compare: sizes": ("compare", "store", "--engine", "text", "--sizes", "0x-1"),
     "run: hidden pipe": (*RUN, "new", "--hidden", "pipe"),
     "run: hidden missing": (*RUN, "new", "--hidden", "nowhere"),
     "run: hidden": ("run", "store", "--text", "text", "--output", "new", "--hidden", "text"),
@@ -197,6 +202,40 @@ BAD = {
     "size: number": ("size", "checkpoint", "--ram", "-2"),
     "demo: folder in use": ("demo", "--keep", "store"),
 }
+
+
+def numeric_options():
+    """Of every command and of the actions of those that have some: (command, option, its type)."""
+    for command in COMMANDS:
+        waiting = [
+            (command, cli.build_parser([command])._subparsers._group_actions[0].choices[command])
+        ]
+        while waiting:
+            name, parser = waiting.pop()
+            for action in parser._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    waiting += [(f"{name} {key}", inner) for key, inner in action.choices.items()]
+                elif getattr(action.type, "__module__", "") in RANGES or action.type in (
+                    int,
+                    float,
+                ):
+                    yield name, action.option_strings[-1], action.type
+
+
+RANGES = ("trtllm_engram.runtime.cli.shared_options",)
+
+
+def test_every_number_has_a_range():
+    """One kind of type for all of them: what is no number, or none of the range, is told alike."""
+    found = list(numeric_options())
+    assert {command for command, _, _ in found} >= {"bench", "compare", "size", "tables load"}
+    for command, option, kind in found:
+        assert kind not in (int, float), f"{command} {option}"
+        for text in ("-1", "x", "nan", "inf", "9" * 5000, ""):
+            with pytest.raises(
+                argparse.ArgumentTypeError, match=r"^expected [\d.e+]+ to [\d.e+]+, found "
+            ):
+                kind(text)
 
 
 def test_a_text_without_a_name(run):

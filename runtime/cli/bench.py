@@ -25,7 +25,7 @@ from ..bench.measure import Measurement, machine_name
 from ..bench.ops import bench_hash, bench_lookup
 from ..bench.rivals import Rivals
 from ..figure import new_figure
-from . import bench_serving, console
+from . import bench_serving, console, shared_options
 
 EXAMPLE = "trtllm-engram bench lookup --tokens 1,8192 --plot lookup.png"
 
@@ -65,14 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table-gb",
         metavar="GB",
-        type=float,
+        type=shared_options.number(0.001, 10_000),
         help=f"table in memory (default: {_OPS_TABLE_GB:g}, on the GPU {_GPU_TABLE_GB:g}, "
         f"read by it from host memory {_HOST_TABLE_GB:g})",
     )
     parser.add_argument(
         "--file-gb",
         metavar="GB",
-        type=float,
+        type=shared_options.number(0.001, 10_000),
         help=f"ops, tables: files to read (default: {_FILE_GB:g})",
     )
     parser.add_argument(
@@ -82,7 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ops, tables: on the disk to measure (default: the temporary folder)",
     )
     parser.add_argument(
-        "--ranks", metavar="N", type=int, help=f"tables: processes that share (default: {_RANKS})"
+        "--ranks",
+        metavar="N",
+        type=shared_options.integer(1, 1024),
+        help=f"tables: processes that share (default: {_RANKS})",
     )
     parser.add_argument(
         "--memory", metavar="KIND", help="tables: memfd (default), shm, cumem or private"
@@ -136,14 +139,6 @@ def run(args: argparse.Namespace) -> int:
         args.file_gb = _FILE_GB
     if args.ranks is None:
         args.ranks = _RANKS
-    for name, value, low, high in (
-        ("--table-gb", args.table_gb, 0.001, 10_000),
-        ("--file-gb", args.file_gb, 0.001, 10_000),
-        ("--ranks", args.ranks, 1, 1024),
-        ("--seconds", args.seconds or 1, 1, 1e6),
-    ):
-        if not low <= value <= high:
-            raise InputError(f"{name}: expected {low:g} to {high:g}, found {value:g}")
     if args.explain and args.place != "host":
         raise InputError(f"--explain: expected with --place host, found {args.place or 'device'}")
     runners = {

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..bench import serving
 from ..bench.measure import machine_name
-from . import console
+from . import console, shared_options
 
 OPTIONS = ("http", "grpc", "pid", "seconds", "model", "sequence_model")
 _SECONDS = 600.0
@@ -21,9 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("serving: a Triton server of this machine")
     group.add_argument("--http", metavar="HOST:PORT", help="default: localhost:8000")
     group.add_argument("--grpc", metavar="HOST:PORT", help="default: localhost:8001")
-    group.add_argument("--pid", metavar="N", type=int, help="default: the only one that runs")
     group.add_argument(
-        "--seconds", metavar="S", type=float, help=f"of load (default: {_SECONDS:g})"
+        "--pid", metavar="N", type=shared_options.integer(1), help="default: the only one that runs"
+    )
+    group.add_argument(
+        "--seconds",
+        metavar="S",
+        type=shared_options.number(1, 1e6),
+        help=f"of load (default: {_SECONDS:g})",
     )
     group.add_argument("--model", metavar="NAME", help="written by `triton` (default: engram)")
     group.add_argument(

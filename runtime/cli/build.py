@@ -42,12 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", type=Path, required=True)
     parser.add_argument("--onnx", action="store_true", help="write ONNX, not an engine")
     parser.add_argument(
-        "--max-batch", metavar="N", type=int, help="requests of a call (default: 64)"
+        "--max-batch",
+        metavar="N",
+        type=shared_options.integer(1),
+        help="requests of a call (default: 64)",
     )
     parser.add_argument(
         "--max-tokens",
         metavar="N",
-        type=int,
+        type=shared_options.integer(1),
         help="tokens of a prefill call (default: 8192)",
     )
     shared_options.add_hidden_dtype(parser)

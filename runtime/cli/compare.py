@@ -45,11 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens x requests of each call (default: 1x1 37x3)",
     )
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text instead of the built-in one")
-    parser.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=shared_options.integer(0, shared_options.MAX_SEED),
+        default=0,
+        help="of the data (default: 0)",
+    )
     parser.add_argument(
         "--limit",
         metavar="ULPS",
-        type=float,
+        type=shared_options.number(0, 1e6),
         default=HIDDEN_LIMIT_BF16_ULPS,
         help=f"bound of hidden states (default: {HIDDEN_LIMIT_BF16_ULPS:g} BF16 ulps)",
     )

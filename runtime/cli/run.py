@@ -60,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", metavar="PLAN", type=Path, help="run an engine of `build` instead of the ops"
     )
     parser.add_argument(
-        "--chunk", metavar="N", type=int, default=1024, help="tokens at a time (default: 1024)"
+        "--chunk",
+        metavar="N",
+        type=shared_options.integer(1),
+        default=1024,
+        help="tokens at a time (default: 1024)",
     )
     hidden = parser.add_mutually_exclusive_group()
     hidden.add_argument(
@@ -70,7 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="safetensors with layers.{i}.hidden, or one hidden for all layers",
     )
     hidden.add_argument(
-        "--seed", type=int, default=0, help="of the hidden states' formula, without --hidden"
+        "--seed",
+        type=shared_options.integer(0, shared_options.MAX_SEED),
+        default=0,
+        help="of the hidden states' formula, without --hidden",
     )
     parser.add_argument("--rows", action="store_true", help="write the looked-up rows too")
     shared_options.add_placement(parser)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from typing import Any
 
 from trtllm_engram.builder.model import HIDDEN_DTYPES
@@ -11,6 +13,37 @@ from trtllm_engram.plugins.errors import InputError
 
 PLACEMENTS = ("host", "device", "device_sharded", "disk")
 SCALES = ("with_rows", "device", "host")
+MAX_SEED = 2**63 - 1
+
+
+def integer(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """A type for argparse: whole numbers from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected {least} to {most}, found {text!r}")
+        return value
+
+    return parse
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """A type for argparse: numbers from `least` to `most`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected {least:g} to {most:g}, found {text!r}")
+        return value
+
+    return parse
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, store: str = "the store") -> None:
@@ -38,7 +71,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hot-gib",
         metavar="GIB",
-        type=float,
+        type=number(0, 1e6),
         help="--placement disk: RAM for rows that were read before, of each table (default: 1)",
     )
 

@@ -11,14 +11,13 @@ from rich.text import Text
 
 from trtllm_engram.builder import EngramConfig
 from trtllm_engram.builder.manifest import MANIFEST_FILE, read_manifest
-from trtllm_engram.plugins.errors import InputError
 
 from .. import machine
 from ..data_files import flash_layout
 from ..gpus import probe_driver
 from ..row import packed_row_bytes
 from ..sizing import Nodes, placements
-from . import console
+from . import console, shared_options
 
 EXAMPLE = "trtllm-engram size --gpus 8 --nodes 2 --gpu-memory 141 --ram 2000"
 
@@ -40,16 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a store, a checkpoint folder or a config.json (default: V4.1-Flash)",
     )
     parser.add_argument(
-        "--gpus", metavar="N", type=int, help="of each node (default: this machine's)"
+        "--gpus",
+        metavar="N",
+        type=shared_options.integer(0),
+        help="of each node (default: this machine's)",
     )
-    parser.add_argument("--nodes", metavar="N", type=int, default=1, help="default: 1")
-    parser.add_argument("--gpu-memory", metavar="GB", type=float, help="of each GPU")
-    parser.add_argument("--ram", metavar="GB", type=float, help="of each node")
-    parser.add_argument("--numa-nodes", metavar="N", type=int, help="of each node")
+    parser.add_argument(
+        "--nodes", metavar="N", type=shared_options.integer(1), default=1, help="default: 1"
+    )
+    parser.add_argument(
+        "--gpu-memory", metavar="GB", type=shared_options.number(0, 1e9), help="of each GPU"
+    )
+    parser.add_argument(
+        "--ram", metavar="GB", type=shared_options.number(0, 1e9), help="of each node"
+    )
+    parser.add_argument(
+        "--numa-nodes", metavar="N", type=shared_options.integer(1), help="of each node"
+    )
     parser.add_argument(
         "--disk",
         metavar="GB/S",
-        type=float,
+        type=shared_options.number(0.001, 1e9),
         default=_DISK_GB_PER_S,
         help=f"that a node reads files at (default: {_DISK_GB_PER_S:g}, an NVMe drive)",
     )
@@ -107,19 +117,6 @@ def _read_config(model: Path) -> EngramConfig:
 
 
 def _nodes(args: argparse.Namespace) -> Nodes:
-    for name, least in (
-        ("gpus", 0),
-        ("nodes", 1),
-        ("gpu_memory", 0),
-        ("ram", 0),
-        ("numa_nodes", 1),
-        ("disk", 0.001),
-    ):
-        value = getattr(args, name)
-        if value is not None and not least <= value <= 1e9:
-            raise InputError(
-                f"--{name.replace('_', '-')}: expected {least} to 1e9, found {value:g}"
-            )
     gpus = probe_driver().gpus
     num_gpus = len(gpus) if args.gpus is None else args.gpus
     smallest = min((gpu.total_bytes for gpu in gpus), default=0)

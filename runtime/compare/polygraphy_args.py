@@ -16,6 +16,7 @@ from polygraphy.tools.script import make_invocable, safe
 from trtllm_engram.builder.model import HIDDEN_DTYPES, HISTORIES
 from trtllm_engram.plugins.errors import InputError
 
+from ..cli.shared_options import MAX_SEED, integer, number
 from .report import HIDDEN_LIMIT_BF16_ULPS
 from .sizes import DEFAULT_SIZES, falling, parse_size
 
@@ -66,16 +67,32 @@ class EngramReferenceArgs(BaseRunnerArgs):  # type: ignore[misc]
             default=list(DEFAULT_SIZES),
             help="tokens x requests of each iteration, the largest first (default: 1x1 37x3)",
         )
-        add("--engram-seed", metavar="N", type=int, default=0, help="of the data (default: 0)")
+        add(
+            "--engram-seed",
+            metavar="N",
+            type=integer(0, MAX_SEED),
+            default=0,
+            help="of the data (default: 0)",
+        )
         add(
             "--engram-limit",
             metavar="ULPS",
-            type=float,
+            type=number(0, 1e6),
             default=HIDDEN_LIMIT_BF16_ULPS,
             help=f"bound of hidden states (default: {HIDDEN_LIMIT_BF16_ULPS:g} BF16 ulps)",
         )
-        add("--engram-hidden-dtype", choices=HIDDEN_DTYPES, default="bfloat16")
-        add("--engram-history", choices=HISTORIES, default="explicit")
+        add(
+            "--engram-hidden-dtype",
+            choices=HIDDEN_DTYPES,
+            default="bfloat16",
+            help="of the engine's residual streams (default: bfloat16)",
+        )
+        add(
+            "--engram-history",
+            choices=HISTORIES,
+            default="explicit",
+            help="the engine's: explicit has lookback_ids (default), whole_prompt no past",
+        )
         add(
             "--engram-placement",
             choices=("host", "device", "none"),
