@@ -135,7 +135,7 @@ def test_load_into_other_memory(run, memory):
         (("load", "store", "--memory", "ram"), "memory"),
         (("load", "store", "--pages", "3m"), "pages"),
         (("load", "store", "--numa", "node:x"), "numa"),
-        (("load", "store", "--placement", "disk"), "invalid choice"),
+        (("load", "store", "--placement", "tape"), "invalid choice"),
         (("load", "store", "--rank", "0"), "rank and size"),
         (("load", "store", "--rank", "2", "--size", "2"), "rank: expected 0 to 1, found 2"),
         (("load", "store", "--timeout", "-1"), "--timeout: expected 0.001 to 604800"),

@@ -24,7 +24,7 @@ from trtllm_engram.builder.formula import row_bytes
 from trtllm_engram.builder.made_up import config_of_size
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.builder.nodes import dequantize
-from trtllm_engram.builder.weight_layout import fastest_layout, lay_weight
+from trtllm_engram.builder.weight_layout import lay_fastest
 from trtllm_engram.plugins.registration import TENSORRT_MODULES
 
 from .. import _native, demo_check, ops
@@ -147,10 +147,8 @@ def build_engine(weights: Weights, fingerprint: str, max_tokens: int) -> Engine:
     ids = network.add_input(net, "ids", "int32", ("T", 1, COLUMNS))
     hidden = network.add_input(net, "hidden", "bfloat16", ("T", _HC_MULT, _HIDDEN))
     names: dict[str, Any] = {"table": _TABLE, "fingerprint": fingerprint, "layer": _LAYER}
-    rows = network.lookup(net, ids, **names, head_dim=HEAD_DIM)
-    layout = fastest_layout(weights.wkv_weight, builder.capability)
-    kv = network.project(net, rows, weights.wkv_weight, weights.wkv_scale, layout)
-    out = network.gate(net, hidden, kv, weights.q_weight, weights.k_weight, _EPS)
+    sizes: dict[str, Any] = {"head_dim": HEAD_DIM, "eps": _EPS, "capability": builder.capability}
+    out = network.engram_layer(net, ids, hidden, weights, **names, **sizes)
     network.mark_output(net, "out", out)
 
     def shapes(count: int) -> dict[str, tuple[int, ...]]:
@@ -248,11 +246,11 @@ def _on_gpu(weights: Weights) -> Model:
     view = _native.table_view(_TABLE, torch.cuda.current_device())
     shapes = ((view.num_rows, HEAD_DIM), (view.num_rows, num_blocks(HEAD_DIM)))
     values, scales = map(tensor_at, (view.values, view.scales), shapes)
-    layout = fastest_layout(weights.wkv_weight, torch.cuda.get_device_capability())
+    laid, layout = lay_fastest(weights.wkv_weight, torch.cuda.get_device_capability())
     wide = dequantize(weights.wkv_weight, weights.wkv_scale)
     return Model(
         table=(values, scales),
-        weight=torch.from_numpy(lay_weight(weights.wkv_weight, layout)).cuda(),
+        weight=torch.from_numpy(laid).cuda(),
         layout=layout,
         scale=torch.from_numpy(weights.wkv_scale).cuda(),
         wide_weight=_torch_bf16(wide),
