@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 from engines import V4_COLUMNS, small_store
 
 from trtllm_engram.runtime import devices
+from trtllm_engram.runtime.bench.gpu import load_torch
 from trtllm_engram.runtime.cli import main
 
 COMMANDS = {
@@ -42,6 +46,8 @@ MISTAKES = [
 def _no_gpu(monkeypatch):
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     monkeypatch.setattr(devices, "_why_library_has_none", lambda: "none here")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # bench asks for it first
+    load_torch.cache_clear()
 
 
 @pytest.fixture(scope="module")

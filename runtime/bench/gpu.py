@@ -32,13 +32,13 @@ _TURNS = 51
 @functools.cache
 def load_torch() -> Any:
     """torch, which allocates, captures and times here."""
-    require_gpu("bench")
     try:
         torch = importlib.import_module("torch")
     except ImportError:
         raise InputError(
             "expected torch for a benchmark on a GPU, found none: pip install torch"
         ) from None
+    require_gpu("bench")
     if not torch.cuda.is_available():
         raise InputError("expected torch with CUDA for a benchmark on a GPU, found one without")
     return torch
