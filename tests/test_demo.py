@@ -12,6 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from checkout import ROOT
 from rich.console import Console
 
 from trtllm_engram.runtime import demo, demo_check, ops
@@ -84,6 +85,11 @@ def test_the_screen_fits_80_by_24(report, make):
     assert len(lines) < 24
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_the_examples_are_there():
+    for name in demo_command._EXAMPLES.split(", "):
+        assert (ROOT / "examples" / name).exists()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from . import console
 EXAMPLE = "trtllm-engram demo --keep engram-demo"
 
 _NAMES = {CPU: "CPU", "cuda:0": "GPU"}
+_EXAMPLES = "tensorrt_network.py, polygraphy/, trtllm_build/, triton/, session.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +96,7 @@ def print_report(report: Report, seconds: float, kept: Path | None, out: Console
         pairs.append(("" if place else "not run", f"{part}: {why}"))
     if kept is not None:
         pairs.append(("kept", f"{kept}; try: trtllm-engram inspect {kept / 'store'}"))
+    pairs.append(("examples", _EXAMPLES))
     console.print_pairs(pairs, out)
     out.print()
     out.print(_verdict(report, seconds))
