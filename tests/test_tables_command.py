@@ -26,7 +26,7 @@ from trtllm_engram.runtime.holders import find_holders
 from trtllm_engram.runtime.tables import describe_tables
 
 pytest_plugins = ["command_line_fixtures"]
-ACTIONS = ("load", "status", "serve", "stop")
+ACTIONS = ("load", "status", "serve", "stop", "count")
 LAYERS = {"engram_1": 1, "engram_5": 5}
 SECONDS = 60
 

@@ -27,7 +27,7 @@ from ..group import Group
 from ..holders import Holder, find_holders
 from ..keeper import serve, stop_keeper
 from ..tables import Tables, to_toml
-from . import common_options, console, shared_options
+from . import common_options, console, shared_options, tables_count
 
 EXAMPLE = "trtllm-engram tables load STORE --verify"
 
@@ -36,6 +36,7 @@ _SUMMARIES = {
     "status": "which processes hold tables that others share",
     "serve": "hold tables for servers that come and go",
     "stop": "end a process of serve",
+    "count": "how often texts read each row, and what hot rows answer of it",
 }
 _DESCRIPTIONS = {
     "load": (
@@ -49,12 +50,17 @@ _DESCRIPTIONS = {
         "keep what they have when this ends."
     ),
     "stop": "End a process of `tables serve`. Who has attached to it keeps the tables.",
+    "count": (
+        "Count how often texts read each row of a store's tables, and what the most read rows, as\n"
+        "many as fit, would answer of those reads, by n-gram order."
+    ),
 }
 _EXAMPLES = {
     "load": EXAMPLE,
     "status": "trtllm-engram tables status --json",
     "serve": "trtllm-engram tables serve STORE --name flash --numa interleave &",
     "stop": "trtllm-engram tables stop flash",
+    "count": "trtllm-engram tables count STORE --text README.md --output hot.npy",
 }
 _GB = 10**9
 
@@ -77,7 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"load": _load, "status": _status, "serve": _serve, "stop": _stop}
+    actions = {
+        "load": _load,
+        "status": _status,
+        "serve": _serve,
+        "stop": _stop,
+        "count": tables_count.run,
+    }
     return actions[args.action](args)
 
 
@@ -172,7 +184,12 @@ def _add_memory(parser: argparse.ArgumentParser, kinds: str) -> None:
     )
 
 
-_ADDERS = {"load": _add_load, "serve": _add_serve, "stop": _add_stop}
+_ADDERS = {
+    "load": _add_load,
+    "serve": _add_serve,
+    "stop": _add_stop,
+    "count": tables_count.add_arguments,
+}
 
 
 def _load(args: argparse.Namespace) -> int:
