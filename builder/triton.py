@@ -5,7 +5,7 @@ A model of the python form takes, for each row of a batch, `text` or `token_ids`
 streams are to be made, `layers.{i}.hidden` of every layer. A batch's first dimension B is not in
 the shapes below; N is the highest n-gram order.
 
-text                   STRING [1], or
+text                   STRING [1], of a batch of one, or
 token_ids              INT32 [T]
 lookback_ids           INT32 [N-1], the tokens before those, nearest first; -1, the default: none
 position               INT64 [1], of the first of them in its text; default 0

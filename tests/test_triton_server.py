@@ -242,7 +242,10 @@ IDS = np.arange(4, dtype=np.int32)[None]
 BAD = {
     "nothing": ({}, "expected text or token_ids, found neither"),
     "both": ({"text": np.array([[b"a"]], np.object_), "token_ids": IDS}, "found both"),
-    "two texts": ({"text": np.array([[b"a"], [b"b"]], np.object_)}, "expected one in a request"),
+    "two texts": (
+        {"text": np.array([[b"a"], [b"b"]], np.object_)},
+        "rows of a batch are token_ids",
+    ),
     "not UTF-8": ({"text": np.array([[b"na\xefve"]], np.object_)}, "expected UTF-8"),
     "an id too high": ({"token_ids": IDS + 99999}, "token ids: expected 0 to"),
     "an id below 0": ({"token_ids": IDS - 1}, "token ids: expected 0 to"),
@@ -250,6 +253,18 @@ BAD = {
     "a lookback too high": (
         {"token_ids": IDS, "lookback_ids": np.array([[99999, -1]], np.int32)},
         "lookback_ids: expected -1 to",
+    ),
+    "a lookback without its position": (
+        {"token_ids": IDS, "lookback_ids": np.array([[3, 2]], np.int32)},
+        "lookback_ids: expected -1 before the text, whose position is 0 here, found 3",
+    ),
+    "a lookback past its position": (
+        {
+            "token_ids": IDS,
+            "lookback_ids": np.array([[3, 2]], np.int32),
+            "position": np.array([[1]], np.int64),
+        },
+        "whose position is 1 here, found 2",
     ),
     "a position below 0": (
         {"token_ids": IDS, "position": np.array([[-1]], np.int64)},
@@ -290,6 +305,8 @@ def test_residual_streams_need_residual_streams(server):
     with pytest.raises(client("grpc").InferenceServerException) as caught:
         ask(server.connect("grpc"), {"token_ids": IDS}, ["layers.5.hidden_out"])
     assert "layers.5.hidden_out: expected layers.5.hidden in the request" in str(caught.value)
+    with pytest.raises(client("grpc").InferenceServerException, match="names no outputs"):
+        server.connect("grpc").infer("engram", wrap(server.connect("grpc"), {"token_ids": IDS}))
 
 
 def test_one_bad_request_spoils_none_beside_it(server, store, expected):
@@ -322,7 +339,7 @@ def metric(server, name, **labels):
 def test_metrics_are_tritons_own(server, store, expected):
     ids = ids_of(expected, store)
     connection = server.connect("grpc")
-    model = {"model": "engram-1"}
+    model = {"model": "engram", "version": "1"}  # as Triton's own metrics have it
     names = ("lookups", "rows", "rows_unique", "lookup_seconds", "errors")
 
     def look():

@@ -77,7 +77,7 @@ class Reader:
             if wanting:
                 raise InputError(
                     f"{wanting[0]}: expected {wanting[0].removesuffix('_out')} in the request, "
-                    "found none"
+                    "found none; a request that names no outputs asks for all"
                 )
         pasts = [past] * len(ids) if past is not None else self._pasts(tensors, len(ids))
         pieces = [
@@ -101,7 +101,10 @@ class Reader:
         if "text" in tensors:
             texts = tensors["text"].as_numpy()
             if texts.size != 1:
-                raise InputError(f"text: expected one in a request, found {texts.size}")
+                raise InputError(
+                    f"text: expected one in a request, found {texts.size}; "
+                    "rows of a batch are token_ids of one length"
+                )
             return [self._encode(texts.reshape(-1)[0])]
         return [as_token_ids(row, self._vocab_size) for row in to_array(tensors["token_ids"])]
 
@@ -142,6 +145,13 @@ class Reader:
                 raise InputError(
                     f"{name}: expected {low} to {high}, found {array.min()} to {array.max()}"
                 )
+        before_text = np.arange(lookbacks.shape[1]) >= positions
+        if np.any(before_text & (lookbacks >= 0)):
+            row, column = np.argwhere(before_text & (lookbacks >= 0))[0]
+            raise InputError(
+                f"lookback_ids: expected -1 before the text, whose position is {positions[row, 0]} "
+                f"here, found {lookbacks[row, column]}"
+            )
         return [
             Past(int(positions[row, 0]), np.ascontiguousarray(lookbacks[row]))
             for row in range(num_rows)
