@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.plugins import library_path
-from trtllm_engram.runtime import open_store, ops, sizing
+from trtllm_engram.runtime import gpus, open_store, ops, sizing
 from trtllm_engram.runtime.hidden import SeededHidden
 from trtllm_engram.runtime.session import EngramSession
 
@@ -218,6 +218,15 @@ def test_size_stands_on_what_was_measured():
     text = (ROOT / "docs/scaling.md").read_text()
     rates = [float(one) for one in re.findall(r"\| ([0-9.]+e[0-9]+) \|$", text, re.MULTILINE)]
     assert rates == [sizing.DEVICE_ROWS_PER_S, sizing.HOST_ROWS_PER_S]
+
+
+def test_size_asks_for_memory_that_it_cannot_see(run, monkeypatch):
+    none = gpus.Driver("", (0, 0), ())
+    monkeypatch.setattr("trtllm_engram.runtime.cli.size.probe_driver", lambda: none)
+    code, _, err = run("size", "--gpus", "8", "--ram", "2000")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--gpu-memory: expected GB of a GPU where this machine has none" in err
+    assert run("size", "--gpus", "0", "--ram", "2000")[0] == 0
 
 
 def test_size_of_the_true_model(run, files):

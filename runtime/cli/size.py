@@ -119,6 +119,8 @@ def _read_config(model: Path) -> EngramConfig:
 def _nodes(args: argparse.Namespace) -> Nodes:
     gpus = probe_driver().gpus
     num_gpus = len(gpus) if args.gpus is None else args.gpus
+    if num_gpus and args.gpu_memory is None and not gpus:
+        raise InputError("--gpu-memory: expected GB of a GPU where this machine has none")
     smallest = min((gpu.total_bytes for gpu in gpus), default=0)
     gpu_bytes = smallest if args.gpu_memory is None else int(args.gpu_memory * _GB)
     ram_bytes = machine.usable_memory_bytes() if args.ram is None else int(args.ram * _GB)
