@@ -185,7 +185,7 @@ def test_the_instances_of_a_model_are_a_group(kind, device, name, place):
     }
     instance = Instance.of_args(args)
     assert (instance.device, instance.rank, instance.size) == place
-    assert instance.model == "m-3"
+    assert (instance.model, instance.version) == ("m", "3")
 
 
 @given(st.data())

@@ -71,7 +71,8 @@ class Instance:
     rank: int  # among the model's instances
     size: int  # their number
     server: int  # the server's process
-    model: str  # name and version
+    model: str
+    version: str
 
     @classmethod
     def of_args(cls, args: Mapping[str, str]) -> Instance:
@@ -89,17 +90,18 @@ class Instance:
             rank=place * count + number,
             size=count * len(gpus) if on_gpu else count,
             server=os.getppid(),
-            model=f"{args['model_name']}-{args['model_version']}",
+            model=args["model_name"],
+            version=args["model_version"],
         )
 
     @property
     def labels(self) -> dict[str, str]:
         """Of this instance's metrics."""
-        return {"model": self.model, "instance": str(self.rank)}
+        return {"model": self.model, "version": self.version, "instance": str(self.rank)}
 
     def table_group(self, keeper: str | None) -> Group:
         """Triton starts all instances of a model together, so they bind as one group."""
-        name = f"triton-{self.server}-{self.model}"
+        name = f"triton-{self.server}-{self.model}-{self.version}"
         return Group(name, self.rank, self.size, keeper=keeper)
 
 
