@@ -117,7 +117,12 @@ TEST_CASE("keeper: one of a name") {
   write_store(store);
   const std::string name = new_name();
   KeeperProcess keeper(store, name);
-  CHECK_THROWS_AS(Keeper(name, ""), AddressInUse);
+  CHECK_THROWS_WITH_AS(
+      Keeper(name, ""),
+      ("keeper '" + name + "': expected a name that is free, found it taken by pid " +
+       std::to_string(keeper.process().pid()))
+          .c_str(),
+      AddressInUse);
   CHECK_THROWS_WITH(Keeper("a/b", ""), "keeper: name: expected a text without '/', found 'a/b'");
 }
 

@@ -259,7 +259,15 @@ TEST_CASE("paths that are not safe are refused by name") {
   const Folder folder;
   Address address = new_address();
   address.path = folder.path() + "/listener";
-  const auto refusal = [&] { return text_of([&] { Listener listener(address); }); };
+  const auto refusal = [&] {
+    const std::string refused = text_of([&] { Listener listener(address); });
+    // Who waits for a listener there is told the same, once there is a folder.
+    const std::string waiting = text_of([&] { check_address(address); });
+    const bool missing = refused.find("No such file") != refused.npos;
+    CHECK(waiting == (missing ? "nothing was thrown" : refused));
+    return refused;
+  };
+  check_address(address);
   std::ofstream(address.path).put('x');
   CHECK(has(refusal(), address.path + ": expected a socket or nothing, found another file"));
   unlink(address.path.c_str());
@@ -270,7 +278,10 @@ TEST_CASE("paths that are not safe are refused by name") {
     raw_listener(address.path, false).reset();
     REQUIRE(chown(address.path.c_str(), kNobody, kNobody) == 0);
     CHECK(has(refusal(), "found one of user 65534"));
+    unlink(address.path.c_str());
   }
+  raw_listener(address.path, false).reset();
+  check_address(address);  // a stale one of this user's is rank 0's to replace
   address.path = folder.path() + "/" + std::string(120, 'x');
   CHECK(has(refusal(), "expected a socket's path of at most 107 bytes"));
   address.path = folder.path() + "/missing/listener";

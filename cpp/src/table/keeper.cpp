@@ -57,6 +57,17 @@ json hand_out(const HostMemory& memory, bool write, std::vector<FileDescriptor>*
   return array;
 }
 
+Listener listen(const std::string& name, const std::string& socket) {
+  try {
+    return Listener(keeper_address(name, socket));
+  } catch (const AddressInUse& error) {
+    throw AddressInUse(concat("keeper '", name, "': expected a ",
+                              socket.empty() ? "name" : "socket", " that is free, found ",
+                              socket.empty() ? "it" : socket, " taken by pid ", error.pid()),
+                       error.pid());
+  }
+}
+
 }  // namespace
 
 Address keeper_address(const std::string& name, const std::string& socket) {
@@ -64,7 +75,7 @@ Address keeper_address(const std::string& name, const std::string& socket) {
 }
 
 Keeper::Keeper(const std::string& name, const std::string& socket)
-    : name_(name), id_(random_id()), listener_(keeper_address(checked(name), socket)) {
+    : name_(name), id_(random_id()), listener_(listen(checked(name), socket)) {
   ENGRAM_POINT("keeper.listen");
 }
 

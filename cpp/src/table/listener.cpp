@@ -107,17 +107,23 @@ class FolderLock {
   FileDescriptor folder_;
 };
 
-//! By who holds the lock: makes sure that there is no file at the path.
-void clear_path(const std::string& path, const SocketAddress& address) {
+//! Whether a socket of this user is at the path; refuses anything else that is.
+bool has_socket(const std::string& path) {
   struct stat status{};
   if (lstat(path.c_str(), &status) != 0) {
     if (errno != ENOENT) fail(path, "look for a socket");
-    return;
+    return false;
   }
   ENGRAM_CHECK(S_ISSOCK(status.st_mode), path,
                ": expected a socket or nothing, found another file");
   ENGRAM_CHECK(status.st_uid == geteuid(), path, ": expected nothing or a socket of this user (",
                geteuid(), "), found one of user ", status.st_uid);
+  return true;
+}
+
+//! By who holds the lock: makes sure that there is no file at the path.
+void clear_path(const std::string& path, const SocketAddress& address) {
+  if (!has_socket(path)) return;
   const FileDescriptor there = connected(address, path);
   if (there || errno == EAGAIN) {
     const pid_t pid = there ? peer_user(there.get()).pid : 0;
@@ -131,6 +137,16 @@ void clear_path(const std::string& path, const SocketAddress& address) {
 
 std::string address_text(const Address& address) {
   return address.path.empty() ? concat("socket '", address.name, "'") : address.path;
+}
+
+void check_address(const Address& address) {
+  if (address.path.empty()) return;
+  path_address(address);
+  const std::string folder = folder_of(address.path);
+  struct stat status{};
+  if (stat(folder.c_str(), &status) != 0 && errno == ENOENT) return;
+  check_trusted_folder(folder);
+  has_socket(address.path);
 }
 
 Listener::Listener(const Address& address) : address_(address), owner_(getpid()) {

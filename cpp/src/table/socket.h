@@ -147,6 +147,11 @@ class Listener {
   uint64_t path_file_ = 0;  // inode of the path that is ours
 };
 
+//! Throws the Error that a Listener would meet in what lies at a path now, for who waits for one: a
+//! file that is no socket, another user's socket, a folder that others can write. A folder that is
+//! not there yet is none.
+void check_address(const Address& address);
+
 //! A connection to who listens there now; none: nobody of this user does. Never waits. An abstract
 //! name's sockets of other users are passed over, and the last one is told to `passed_over` ("pid 7
 //! of user 65534") where that is not null; of a path socket they are an Error.

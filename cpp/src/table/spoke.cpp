@@ -21,6 +21,7 @@ class Spoke : public Star, private WatchHandler {
   void on_loss(Peer& hub, Loss loss, const std::string& detail) override;
   void on_beat() override;
 
+  void check_path();
   void meet();
   Failure no_hub();
   void try_hello();
@@ -57,11 +58,21 @@ Spoke::Spoke(const StarSetup& setup)
       watch_(setup.options.timeout_s),
       deadline_(deadline_after(setup.options.timeout_s)) {
   ENGRAM_POINT("group.connect");
+  check_path();
   meet();
   if (!failure_) return;
   // What a rank 0 that was killed leaves in the file system is everybody's to remove.
   if (hub_failure_ || !welcome_) remove_stale(setup_.address());
   throw *failure_;
+}
+
+//! Where rank 0 cannot listen either nobody waits for it.
+void Spoke::check_path() {
+  try {
+    check_address(setup_.address());
+  } catch (const Error& error) {
+    throw joined({{options().rank, {error.status(), error.what()}}});
+  }
 }
 
 void Spoke::meet() {
@@ -89,7 +100,7 @@ Failure Spoke::no_hub() {
   for (const Peer& peer : watch_.peers()) {
     found = concat("pid ", peer.connection.peer_pid(), ", which says nothing");
   }
-  const std::string& path = options().socket;  // which only rank 0 finds out to be of no use
+  const std::string& path = options().socket;
   return {.text = concat("never came ", path.empty() ? "" : "to " + path + " ", "within ",
                          options().timeout_s, " s",
                          found.empty() ? "" : "; where it should listen is " + found)};
