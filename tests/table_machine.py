@@ -98,8 +98,8 @@ def _remove_cgroup(group: Path) -> None:
 
 @functools.cache
 def points_library() -> Path:
-    """The library that stops at points, which CMake's preset "sanitize" builds; once for all test
-    processes."""
+    """The library that stops at points, which CMake's preset "sanitize" builds: a copy, for another
+    session may build it anew while processes of this one load it."""
     build = ROOT / "build/sanitize"
     build.mkdir(parents=True, exist_ok=True)
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -113,7 +113,9 @@ def points_library() -> Path:
                 ["cmake", *step], cwd=ROOT / "cpp", env=tools, capture_output=True, text=True
             )
             assert built.returncode == 0, built.stdout + built.stderr
-    return build / "libtrtllm_engram.so"
+        folder = Path(tempfile.mkdtemp(prefix="engram-points-"))
+        atexit.register(shutil.rmtree, folder)
+        return Path(shutil.copy2(build / "libtrtllm_engram.so", folder))
 
 
 @functools.cache

@@ -88,6 +88,14 @@ def store(tmp_path_factory):
     return small_store(tmp_path_factory.mktemp("faults"))
 
 
+def test_the_library_is_the_sessions_own():
+    """Another session that builds it anew harms no process of this one."""
+    built = ROOT / "build/sanitize/libtrtllm_engram.so"
+    library = points_library()
+    assert not library.samefile(built)
+    assert library.read_bytes() == built.read_bytes()
+
+
 @pytest.fixture(scope="module")
 def shared_node():
     with Node(points_library()) as node:
@@ -265,6 +273,7 @@ def test_signal_while_loading(node, store, tmp_path, number, victim):
     stop.arrives(ranks[other])
     ranks[victim].signal(number)
     sent = time.monotonic()
+    time.sleep(0.5)  # Python handles it between two steps; the rest of loading takes no longer
     ranks[other].signal(signal.SIGCONT)
     survivors = [rank for rank in ranks if rank.rank != victim]
     for rank in survivors:
