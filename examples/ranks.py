@@ -76,7 +76,9 @@ def new_parser(description):
 def run(parser, rank_main, parent_main):
     """rank_main(args) in a rank, else parent_main(args, store, made_up)."""
     args = parser.parse_args()
-    if args.ranks < 1 or args.kill not in (None, *range(args.ranks)):
+    if args.ranks < 1:
+        parser.error(f"--ranks: expected 1 or more, found {args.ranks}")
+    if args.kill not in (None, *range(args.ranks)):
         parser.error(f"expected --kill RANK below --ranks N, found {args.kill} and {args.ranks}")
     try:
         if args.rank is not None:

@@ -214,6 +214,7 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     "engram_table_bind": (c_int32, [c_char_p, c_char_p, c_char_p]),
     "engram_table_bind_file": (c_int32, [c_char_p]),
     "engram_table_check_file": (c_int32, [c_char_p]),
+    "engram_table_decline": (c_int32, [c_char_p, c_char_p, c_char_p, c_char_p]),
     "engram_table_progress": (c_int32, [POINTER(c_int64), POINTER(c_int64)]),
     "engram_table_cancel": (c_int32, []),
     "engram_table_unbind": (c_int32, [c_char_p]),
@@ -352,6 +353,14 @@ def check_tables_file(path: str) -> None:
     """engram_table_check_file: the first fault of a file and its stores; binds nothing."""
     library = load()
     _check(library, "tables", library.engram_table_check_file(_text("tables", path)))
+
+
+def decline_tables(toml: str, folder: str, where: str, reason: str) -> None:
+    """engram_table_decline: tells the group of a TOML text why this rank binds nothing; raises what
+    all ranks do."""
+    library = load()
+    texts = [_text("tables", part) for part in (toml, folder, where, reason)]
+    _check(library, "tables", library.engram_table_decline(*texts))
 
 
 def table_progress() -> tuple[int, int]:

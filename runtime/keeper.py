@@ -53,9 +53,13 @@ def serve(
         _native.stop_serving()
 
     where = f"keeper {name}"
-    run_cancellable(
-        lambda: _native.serve_tables(toml, str(Path.cwd()), where, name, socket), poll, end
-    )
+    try:
+        run_cancellable(
+            lambda: _native.serve_tables(toml, str(Path.cwd()), where, name, socket), poll, end
+        )
+    except EngramError:
+        if ready or not stop.is_set():
+            raise
     if not ready and stop.is_set():
         raise EngramError(f"{where}: stopped before its tables were loaded")
 

@@ -21,6 +21,7 @@ launcher's variables say, and whatever fails on one of them fails on all.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -32,7 +33,7 @@ from typing import Any
 
 from trtllm_engram.builder.block_sums import Progress
 from trtllm_engram.builder.layers import table_name
-from trtllm_engram.plugins.errors import InputError
+from trtllm_engram.plugins.errors import EngramError, InputError
 
 from . import _native
 from .arrays import Array
@@ -148,8 +149,19 @@ class Tables:
     def bind_all(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
         """Binds several names at once, or none: bind's arguments by name. Ranks that share more
         than one table meet once for all."""
-        text = to_toml(tables, self._group)
-        self._load(lambda: _native.bind_tables(text, str(Path.cwd()), "Tables.bind"), list(tables))
+        try:
+            text = to_toml(tables, self._group)
+        except Exception as error:
+            self.decline(str(error))
+            raise
+        self._load(lambda: _native.bind_tables(text, str(Path.cwd()), ""), list(tables))
+
+    def decline(self, reason: str) -> None:
+        """Tells the group, in place of bind, why this process binds nothing; else the others would
+        wait for it. Returns once all have come and raised that, or their time is over."""
+        text = to_toml({}, self._group)
+        with contextlib.suppress(EngramError, InputError):  # what the others raise
+            run_cancellable(lambda: _native.decline_tables(text, str(Path.cwd()), "", reason))
 
     def unbind(self, name: str) -> None:
         """Frees one name of this object's."""

@@ -27,7 +27,7 @@ import trtllm_engram.runtime.cli
 from trtllm_engram.builder.checkpoint import SCALES, VALUES
 from trtllm_engram.builder.formula import Formula
 from trtllm_engram.builder.manifest import read_manifest
-from trtllm_engram.runtime import Tables, _native
+from trtllm_engram.runtime import Group, Tables, _native
 from trtllm_engram.runtime.machine import memory_info
 from trtllm_engram.runtime.tables import describe_tables
 
@@ -61,6 +61,11 @@ class Rank:
     def bind(self, toml: str) -> dict[str, Any]:
         self.tables.append(Tables.from_toml(toml))
         return self.tables[-1].describe()
+
+    def bind_here(self, group: dict[str, Any], **table: Any) -> None:
+        """By arguments, in place of a file."""
+        self.tables.append(Tables(Group(**group)))
+        self.tables[-1].bind("table_1", **table)
 
     def describe(self) -> dict[str, Any]:
         return describe_tables()

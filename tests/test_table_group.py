@@ -161,6 +161,18 @@ def test_other_tables(node, store, tmp_path):
         assert all("table_5" in text for text in texts), texts
 
 
+def test_argument_that_python_refuses(node, store, tmp_path):
+    """On one rank, before the library has it: the others do not wait for that rank."""
+    job = Job(tmp_path, store, 3)
+    ranks = node.ranks(3)
+    job.ask([ranks[0], ranks[2]])
+    ranks[1].ask("bind_here", group={**job.group, "rank": 1}, **job.tables["table_1"], numa=["gpu"])
+    answers = [rank.refused(10) for rank in ranks]
+    assert answers[1].error == "numa: expected text or a number, found ['gpu']"
+    for answer in (answers[0], answers[2]):
+        assert answer.error.endswith(f"rank 1: {answers[1].error}")
+
+
 def test_again_after_a_failure(node, store, other_store, tmp_path):
     """A process whose bind failed binds as if nothing had been, with the same name."""
     job = Job(tmp_path, store, 2)

@@ -165,11 +165,11 @@ def test_expect_content(store: Path) -> None:
         ('format_version = "1"', "format_version: expected 1, found none"),
         (HEAD + "[table.a]", "found 'table'; did you mean 'tables'"),
         (HEAD + "tables = 1", "tables: expected .tables.NAME., found no table"),
-        (HEAD + "tables.a = 1", "tables.a: expected a table of keys"),
-        (HEAD + "[tables.a]\nlayer = 1", "tables.a: store: expected a folder, found none"),
+        (HEAD + "tables.a = 1", "table 'a': expected a table of keys"),
+        (HEAD + "[tables.a]\nlayer = 1", "table 'a': store: expected a folder, found none"),
         (
             HEAD + '[tables.a]\nstore = "s"',
-            "tables.a: layer: expected the model's number of a layer, found none",
+            "table 'a': layer: expected the model's number of a layer, found none",
         ),
         (
             HEAD + '[tables.a]\nstore = "s"\nlayer = 1.0',
@@ -204,7 +204,10 @@ def test_expect_content(store: Path) -> None:
             HEAD + '[tables.a]\nstore = "s"\nlayer = 1\npages = "1g"',
             "pages: expected auto, 4k or 2m, found '1g'",
         ),
-        (HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nnuma = "node:x"', "a: numa: .*node:x"),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nnuma = "node:x"',
+            "a': numa: expected .*node:x",
+        ),
         (
             HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nverify = 1',
             "verify: expected true or false",
@@ -219,7 +222,23 @@ def test_expect_content(store: Path) -> None:
         (HEAD + "[group]\nsize = 2", "found size alone"),
         (HEAD + "[group]\nrank = 2\nsize = 2", "rank: expected 0 to 1, found 2"),
         (HEAD + "[group]\nrank = 0\nsize = 0", "size: expected 1 to 4096 ranks, found 0"),
-        (HEAD + "[group]\ntimeout_s = 0", "timeout_s: expected seconds, more than 0"),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nmemory = "keeper"\nnuma = "local"',
+            "numa: expected of memory that is allocated here, found it with memory keeper",
+        ),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nmemory = "keeper"\npages = "4k"',
+            "pages: expected of memory that is allocated here, found it with memory keeper",
+        ),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nmemory = "keeper"\nverify = true',
+            "verify: expected with bytes that are loaded from files, found it with memory keeper",
+        ),
+        (
+            HEAD + '[tables.a]\nstore = "s"\nlayer = 1\nformula_seed = 0\nverify = true',
+            "verify: expected with bytes that are loaded from files, found it with formula_seed",
+        ),
+        (HEAD + "[group]\ntimeout_s = 0", "timeout_s: expected seconds, more than 0.*, found 0"),
         (HEAD + "[group]\ntimeout_s = nan", "timeout_s: expected seconds, more than 0"),
         (HEAD + "[group]\nassume_ram = 0.5", "assume_ram: expected bytes, found another value"),
         (

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/bind.h"
 
+#include <cstring>
+
+#include "engram/engram.h"
 #include "stores.h"
 #include "table/plan.h"
 #include "table/record.h"
@@ -54,6 +57,26 @@ TEST_CASE("plan: the first kind of memory that all ranks can have, and why not a
   CHECK(refusal(one_table(), {shm_cannot, cannot}) ==
         "table 't': memory: memfd cannot be had: rank 1: no memfd; shm cannot be had: rank 0: no "
         "shm");
+  const Vote no_node = vote_of({{MemoryKind::kMemfd, "no node"}, {MemoryKind::kShm, "no node"}});
+  CHECK(refusal(one_table(), {can, no_node, no_node}) ==
+        "table 't': memory: memfd, shm cannot be had: ranks 1, 2: no node");
+  CHECK(refusal(one_table(), {no_node}) == "table 't': memory: memfd, shm cannot be had: no node");
+}
+
+TEST_CASE("plan: GPUs whose NUMA node is not known are told of where there are several nodes") {
+  const auto warnings_of = [](size_t num_nodes, NumaPolicy numa) {
+    Vote near = vote_of(kFirst, "c", 0, 0);
+    Vote unknown = vote_of(kFirst, "c", 0, -1);
+    near.limits.nodes.resize(num_nodes);
+    unknown.limits.nodes.resize(num_nodes);
+    return make_plan(one_table(numa), {near, unknown, unknown}).warnings;
+  };
+  REQUIRE(warnings_of(2, {NumaPolicy::kGpu}).size() == 1);
+  CHECK(warnings_of(2, {NumaPolicy::kGpu})[0] ==
+        "table 't': numa gpu: the default is taken: ranks 1, 2: no NUMA node next to its GPU is "
+        "known");
+  CHECK(warnings_of(2, {}).empty());
+  CHECK(warnings_of(1, {NumaPolicy::kGpu}).empty());
 }
 
 TEST_CASE("check: the first fault of tables that would be bound, and nothing is") {
@@ -222,25 +245,83 @@ TEST_CASE("bind: one rank's refusal is all ranks' error, and nothing is left") {
 TEST_CASE("bind: what one rank cannot read of its file is all ranks' error") {
   const Folder store;
   write_store(store);
-  const std::string group = name_of_test();
+  // What rank 1 has in place of the others' text; what is wrong with that.
+  struct Wrong {
+    const char* text;
+    const char* with;
+    const char* error;
+  };
+  constexpr Wrong kWrong[] = {
+      {"formula_seed", "colour", "table 'one': expected known keys, found 'colour'"},
+      {"layer = 1", "layer = = 1", "line 9: expected TOML"},
+      {"[tables.one]", "[tables.one", "line 7: expected TOML"},
+      {"version = 1", "version = 2", "format_version: expected 1, found 2"},
+      {"timeout_s = 20", "timeout = 20", "group: expected known keys, found 'timeout'"},
+      {"timeout_s = 20", "timeout_s = -1", "group: timeout_s: expected seconds, more than 0 and"},
+      {"[tables.one]", "[table.one]", "expected known keys, found 'table'"},
+      {"[tables.one]\nstore = \".\"\nlayer = 1\nformula_seed = 1\n", "",
+       "table 'one': expected it to be bound as on rank 0, found that it is not"},
+  };
+  for (const Wrong& wrong : kWrong) {
+    CAPTURE(std::string(wrong.with));
+    const std::string group = name_of_test();
+    std::vector<Process> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks.emplace_back([&, rank]() -> std::string {
+        std::string text =
+            concat("format_version = 1\n[group]\nname = \"", group, "\"\nsize = 3\nrank = ", rank,
+                   "\ntimeout_s = 20\n[tables.one]\nstore = \".\"\nlayer = 1\nformula_seed = 1\n");
+        if (rank == 1) text.replace(text.find(wrong.text), std::strlen(wrong.text), wrong.with);
+        const double begin = now_s();
+        try {
+          TableRegistry::instance().bind(parse_tables(text, store.path(), "my.toml"));
+        } catch (const Error& error) {
+          return now_s() - begin < 10 ? error.what() : "late";
+        }
+        return "no error";
+      });
+    }
+    const std::string text = ranks[0].result(30);
+    CHECK(has(text, "rank 1: "));
+    CHECK(has(text, wrong.error));
+    for (const size_t rank : {1, 2}) CHECK(ranks[rank].result() == text);
+  }
+}
+
+TEST_CASE("bind: a rank that declines is all ranks' error, and needs no tables for it") {
+  const Folder store;
+  write_store(store);
+  const std::string name = name_of_test();
   std::vector<Process> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
-      const std::string text =
-          concat("format_version = 1\n[group]\nname = \"", group, "\"\nrank = ", rank,
-                 "\nsize = 3\ntimeout_s = 20\n[tables.one]\nstore = \".\"\nlayer = 1\n",
-                 rank == 1 ? "colour = 1\n" : "formula_seed = 1\n");
-      try {
-        TableRegistry::instance().bind(parse_tables(text, store.path(), "my.toml"));
-      } catch (const Error& error) {
-        return error.what();
-      }
-      return "no error";
+      const std::string group = concat("format_version = 1\n[group]\nname = \"", name,
+                                       "\"\nsize = 3\ntimeout_s = 20\nrank = ", rank, "\n");
+      const std::string table = "[tables.one]\nstore = \".\"\nlayer = 1\nformula_seed = 1\n";
+      const engram_status status =
+          rank == 1 ? engram_table_decline(group.c_str(), "/", "", "no disk")
+                    : engram_table_bind((group + table).c_str(), store.path().c_str(), "");
+      return status == ENGRAM_INVALID_ARGUMENT ? engram_last_error() : "another status";
     });
   }
-  const std::string text = ranks[0].result();
-  CHECK(has(text, "rank 1: my.toml: tables.one: expected known keys, found 'colour'"));
-  for (const int rank : {1, 2}) CHECK(ranks[static_cast<size_t>(rank)].result() == text);
+  for (Process& rank : ranks) CHECK(rank.result() == "rank 1: no disk");
+}
+
+TEST_CASE("bind: who has no place in a group hears of that alone, at once") {
+  const Folder store;
+  write_store(store);
+  for (const char* const group : {"rank = 7\nsize = 2", "rank = 1", "size = = 2\nrank = 1"}) {
+    CAPTURE(std::string(group));
+    const Bindings bindings =
+        parse_tables(concat("format_version = 1\n[group]\n", group), store.path(), "");
+    REQUIRE(bindings.failure);
+    CHECK(bindings.group.size == 1);
+    CHECK(bindings.tables.empty());
+    CHECK_THROWS_AS(TableRegistry::instance().bind(bindings), Error);
+  }
+  const std::string missing = store.path() + "/missing.toml";
+  CHECK_THROWS_WITH(TableRegistry::instance().bind(parse_tables_file(missing)),
+                    (missing + ": cannot read: No such file or directory").c_str());
 }
 
 TEST_CASE("bind: alone it meets nobody, and may be cancelled") {

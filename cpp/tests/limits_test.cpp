@@ -220,6 +220,9 @@ TEST_CASE("/dev/shm bounds shm alone, that of the rank which creates it") {
   second.label = "engram.14 values";
   CHECK(has(refusal({request(80 << 20, shm), second}, {host}),
             "engram.1 values, engram.14 values: expected"));
+  // All that is needed, though the first alone is too much.
+  CHECK(has(refusal({request(80 << 20, shm), second}, {container}),
+            "engram.1 values, engram.14 values: expected 1094713344 bytes"));
 }
 
 TEST_CASE("hugetlb pages and NUMA nodes refuse, MemAvailable warns, assume_ram decides") {

@@ -111,7 +111,11 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         default="with_rows",
         help="device: scales in GPU memory, host: of disk tables, in RAM",
     )
-    _add_memory(parser, "memfd (default), shm, cumem, private, or keeper: attach to one")
+    _add_memory(
+        parser,
+        "memfd (default), shm, cumem, private, or keeper: attach to one",
+        "default, local, interleave, node:N or gpu",
+    )
     parser.add_argument("--keeper", metavar="NAME", help="which keeper (default: any that has it)")
     group = parser.add_argument_group("ranks (default: as the launcher's variables say)")
     group.add_argument("--rank", metavar="R", type=shared_options.integer(0, 4095))
@@ -140,7 +144,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     _add_store(parser)
     parser.add_argument("--name", default="tables", help="of the keeper (default: tables)")
-    _add_memory(parser, "memfd (default), shm or cumem")
+    _add_memory(parser, "memfd (default), shm or cumem", "default, local, interleave or node:N")
     parser.add_argument("--socket", metavar="PATH", help="listen there, for containers")
 
 
@@ -176,12 +180,10 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_memory(parser: argparse.ArgumentParser, kinds: str) -> None:
+def _add_memory(parser: argparse.ArgumentParser, kinds: str, policies: str) -> None:
     parser.add_argument("--memory", metavar="KIND", help=kinds)
     parser.add_argument("--pages", metavar="KIND", help="auto (default), 4k, or 2m: reserved pages")
-    parser.add_argument(
-        "--numa", metavar="POLICY", help="default, local, interleave, node:N or gpu"
-    )
+    parser.add_argument("--numa", metavar="POLICY", help=policies)
 
 
 _ADDERS = {
@@ -203,8 +205,10 @@ def _load(args: argparse.Namespace) -> int:
         keeper=args.keeper,
     )
     bar = console.progress(args, "load") if group.is_first else contextlib.nullcontext()
+    if args.keeper is not None and args.memory != "keeper":
+        raise InputError(f"--keeper: expected with --memory keeper, found {args.keeper} without")
     with contextlib.ExitStack() as stack:
-        with _tables(args) as tables, bar as report, _said_once():
+        with _tables(args, group) as tables, bar as report, _said_once():
             loaded = stack.enter_context(Tables(group, report))
             started = time.perf_counter()
             loaded.bind_all(tables)
@@ -227,7 +231,11 @@ def _serve(args: argparse.Namespace) -> int:
         bar.close()
         _print_serving(args, holder, time.perf_counter() - started)
 
-    with _tables(args) as tables, contextlib.ExitStack() as bar, _said_once():
+    with (
+        _tables(args, Group(rank=0, size=1)) as tables,
+        contextlib.ExitStack() as bar,
+        _said_once(),
+    ):
         report = bar.enter_context(console.progress(args, "load"))
         try:
             serve(
@@ -288,24 +296,34 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _tables(args: argparse.Namespace) -> Iterator[dict[str, dict[str, Any]]]:
-    """The keys of each [tables.NAME] that the arguments say."""
+def _tables(args: argparse.Namespace, group: Group) -> Iterator[dict[str, dict[str, Any]]]:
+    """The keys of each [tables.NAME] that the arguments say; where they are wrong, the group hears
+    of it."""
     with contextlib.ExitStack() as stack:
-        store, checkpoint = args.store, args.checkpoint
-        if args.seed is not None and not args.formula:
-            raise InputError(f"--seed: expected with --formula, found {args.seed} without")
-        if args.formula and not (store / MANIFEST_FILE).exists():
-            config = EngramConfig.from_pretrained(store)
-            store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trtllm-engram-")))
-            write_made_up_store(store, config)
-        config = read_manifest(store, checkpoint).config
-        names = ("placement", "scales", "memory", "pages", "numa", "verify", "heads", "checkpoint")
-        options = {name: getattr(args, name, None) for name in names}
-        options["formula_seed"] = (args.seed or 0) if args.formula else None
-        yield {
-            table_name(layer_id): {"store": store, "layer": layer_id, **options}
-            for layer_id in _layers(args.layers, config)
-        }
+        try:
+            tables = _keys(args, stack)
+        except (InputError, EngramError) as error:
+            Tables(group).decline(str(error))
+            raise
+        yield tables
+
+
+def _keys(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, dict[str, Any]]:
+    store, checkpoint = args.store, args.checkpoint
+    if args.seed is not None and not args.formula:
+        raise InputError(f"--seed: expected with --formula, found {args.seed} without")
+    if args.formula and not (store / MANIFEST_FILE).exists():
+        config = EngramConfig.from_pretrained(store)
+        store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trtllm-engram-")))
+        write_made_up_store(store, config)
+    config = read_manifest(store, checkpoint).config
+    names = ("placement", "scales", "memory", "pages", "numa", "verify", "heads", "checkpoint")
+    options = {name: getattr(args, name, None) for name in names}
+    options["formula_seed"] = (args.seed or 0) if args.formula else None
+    return {
+        table_name(layer_id): {"store": store, "layer": layer_id, **options}
+        for layer_id in _layers(args.layers, config)
+    }
 
 
 @contextlib.contextmanager
@@ -342,12 +360,15 @@ def _print_loaded(
     registered = [table["registered_seconds"] for table in tables.values()]
     registered_s = sum(time_s for time_s in registered if time_s is not None)
     load_s = max(table["load_seconds"] for table in tables.values())  # all of them together
-    rate = console.human_bytes(total / max(load_s, 1e-9))
     pairs: list[tuple[str, object]] = []
     if one["size"] > 1:
         pairs.append(("ranks", one["size"]))
-    loaded = f"{console.human_bytes(total)} in {console.human_seconds(load_s)}, {rate}/s"
-    pairs.append(("attached to" if one["keeper"] else "loaded", loaded))
+    size = console.human_bytes(total)
+    if one["keeper"] and one["scales"] == "host":
+        pairs.append(("attached to", f"{size} of keeper {one['keeper']}"))
+    else:
+        rate = console.human_bytes(total / max(load_s, 1e-9))
+        pairs.append(("loaded", f"{size} in {console.human_seconds(load_s)}, {rate}/s"))
     if registered_s > 0:
         pairs.append(("registered", f"with the GPU in {console.human_seconds(registered_s)}"))
     pairs.append(("in all", console.human_seconds(seconds)))

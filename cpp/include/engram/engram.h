@@ -261,9 +261,10 @@ ENGRAM_API engram_status engram_bench_read_blocks(const uint8_t* base, const int
  *  first looked for. Thread-safe. */
 
 /*! Binds every [tables.NAME] of a TOML text, or none. Relative paths are relative to `folder`;
- *  `where` names the text in errors. Host memory is filled before this returns. With more than one
- *  rank in [group] (or in the launcher's variables where there is none), all ranks of the node bind
- *  together: any rank's failure, death or silence is every rank's error and leaves nothing. */
+ *  `where` names the text in errors, unless it is "". Host memory is filled before this returns.
+ * With more than one rank in [group] (or in the launcher's variables where there is none), all
+ * ranks of the node bind together: any rank's failure, death or silence is every rank's error and
+ * leaves nothing. */
 ENGRAM_API engram_status engram_table_bind(const char* toml, const char* folder, const char* where);
 
 /*! The same for a file, which only its owner (this user or root) may be able to write. */
@@ -272,6 +273,12 @@ ENGRAM_API engram_status engram_table_bind_file(const char* path);
 /*! Reads such a file and the manifests of its stores; the error is the first fault of them. Nothing
  *  is bound, allocated or loaded, and no other rank is met. */
 ENGRAM_API engram_status engram_table_check_file(const char* path);
+
+/*! For a rank that cannot come so far as to bind: meets the group that the text's [group] (or the
+ *  launcher) says, tells it `reason`, and fails as all its ranks do. What [tables] the text has is
+ *  not looked at. */
+ENGRAM_API engram_status engram_table_decline(const char* toml, const char* folder,
+                                              const char* where, const char* reason);
 
 /*! Bytes that the bind or serve call under way has loaded and has to load, over all ranks of its
  *  group; both 0 where none runs, or none has got so far. */

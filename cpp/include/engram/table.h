@@ -160,12 +160,13 @@ class TableRegistry {
   TablesByName tables_;
 };
 
-//! The tables of a TOML text; relative paths are relative to `folder`, `where` names the text in
-//! errors. Throws Error for what is no TOML and for a wrong [group]; wrong [tables] are the
-//! Bindings' failure.
-Bindings parse_tables(const std::string& text, const std::string& folder, const std::string& where);
+//! The tables of a TOML text; relative paths are relative to `folder`, `place` names the text in
+//! errors, where it is not empty. Whatever is wrong is the Bindings' failure, beside as much of
+//! [group] as can be read.
+Bindings parse_tables(const std::string& text, const std::string& folder, const std::string& place);
 
-//! The tables of a TOML file, which nobody but its owner (this user or root) may be able to write.
+//! The tables of a TOML file, which nobody but its owner (this user or root) may be able to write;
+//! else that is the failure, of a rank of the launcher's group.
 Bindings parse_tables_file(const std::string& path);
 
 //! What STORE/engram.json says about a layer; `checkpoint` as in TableOptions. Unless the table's

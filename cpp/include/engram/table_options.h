@@ -60,8 +60,8 @@ struct GroupSettings {
 struct Bindings {
   std::map<std::string, TableOptions> tables;
   GroupSettings group;
-  //! What is wrong with the tables, none of which are there then. Who binds them tells the group,
-  //! which would wait for this rank, and throws it.
+  //! Why this rank binds nothing; no tables are there then. Who binds them tells the group, which
+  //! would wait for this rank, and throws it.
   std::optional<Error> failure;
 };
 

@@ -30,8 +30,12 @@ class Binding {
         group_(options, state.cancelled, &state.progress) {
     seat_ = {.group = options.name, .rank = group_.rank(), .size = group_.size()};
     for (const auto& [name, table] : bindings.tables) tables_.emplace_back(name, table);
-    if (uses_gpu()) seat_.device = choose_device(seat_.rank);
-    if (seat_.device >= 0) seat_.gpu_node = gpu_node(seat_.device);
+    try {
+      if (uses_gpu()) seat_.device = choose_device(seat_.rank);
+      if (seat_.device >= 0) seat_.gpu_node = gpu_node(seat_.device);
+    } catch (const Error& error) {
+      seat_failure_ = error;
+    }
   }
 
   TablesByName run(const std::function<void()>& check) {
@@ -78,6 +82,7 @@ class Binding {
   void vote(const std::function<void()>& check) {
     const auto parts = exchange("vote", [&](Work& work) {
       check();
+      if (seat_failure_) throw *seat_failure_;
       for (TableBuild& table : tables_) table.read(seat_);
       filling_.emplace(tables_, seat_);
       ask_for_kept(work);
@@ -249,6 +254,7 @@ class Binding {
   const double timeout_s_;
   Group group_;
   Seat seat_;
+  std::optional<Error> seat_failure_;
   std::list<TableBuild> tables_;    // sources have addresses
   std::optional<Filling> filling_;  // once the tables are read
   std::vector<Vote> votes_;

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "table/points.h"
+#include "table/sayings.h"
 #include "table/star.h"
 
 namespace engram {
@@ -65,11 +66,9 @@ void check_options(const GroupOptions& options) {
 }  // namespace
 
 Error joined(const Failures& failures) {
-  std::string text;
-  for (const auto& [rank, failure] : failures) {
-    text += concat(text.empty() ? "" : "; ", "rank ", rank, ": ", failure.text);
-  }
-  return Error(failures.begin()->second.status, text);
+  Sayings sayings;
+  for (const auto& [rank, failure] : failures) sayings.add(rank, failure.text);
+  return Error(failures.begin()->second.status, sayings.text());
 }
 
 Failure loss_failure(const Peer& peer, Loss loss, const std::string& detail,

@@ -97,7 +97,7 @@ class Group {
 
   //! Runs `work` on a thread of its own while this one watches the others. Every rank gets every
   //! rank's part, by rank; each rank's descriptors are its own. Throws Error on all ranks unless
-  //! all work succeeded, once the work here has ended: "rank 2: TEXT; rank 5: died in load (pid
+  //! all work succeeded, once the work here has ended: "ranks 2, 3: TEXT; rank 5: died in load (pid
   //! 123)", its status that of the first of these; after that, always the same one again.
   //! `phase`, a word for errors, must be the same on all ranks.
   //! NOTE: a new thread's current CUDA device is 0. In a group of one it is the caller's thread.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engram/error.h"
+#include "table/sayings.h"
 
 namespace engram {
 namespace {
@@ -39,30 +40,66 @@ void add_differences(const Vote& first, const Vote& other, int rank, std::string
   }
 }
 
+//! Why the ranks cannot have the kind of memory that is their choice number `index`; empty: they
+//! can.
+std::string why_not(const std::string& table, size_t index, const std::vector<Vote>& votes) {
+  Sayings sayings;
+  std::string alone;
+  for (size_t rank = 0; rank < votes.size(); ++rank) {
+    const std::string& reason = votes[rank].tables.at(table).kinds.at(index).second;
+    if (reason.empty()) continue;
+    sayings.add(static_cast<int64_t>(rank), reason);
+    alone = reason;
+  }
+  return votes.size() == 1 ? alone : sayings.text();
+}
+
 //! The first kind that every rank can have.
 std::optional<MemoryKind> choose_kind(const std::string& name, const std::vector<Vote>& votes,
                                       std::vector<std::string>* warnings) {
   const auto& choices = votes.front().tables.at(name).kinds;
   if (choices.empty()) return std::nullopt;
-  std::string given_up;
-  for (size_t i = 0; i < choices.size(); ++i) {
-    std::string reasons;
-    for (size_t rank = 0; rank < votes.size(); ++rank) {
-      const std::string& reason = votes[rank].tables.at(name).kinds.at(i).second;
-      if (reason.empty()) continue;
-      const std::string who = votes.size() == 1 ? "" : concat("rank ", rank, ": ");
-      reasons += concat(reasons.empty() ? "" : "; ", who, reason);
+  std::vector<std::pair<std::string, std::string>> given_up;  // kinds, why
+  const auto text = [&] {
+    std::string joined;
+    for (const auto& [kinds, why] : given_up) {
+      joined += concat(joined.empty() ? "" : "; ", kinds, " cannot be had: ", why);
     }
-    const char* const kind = memory_kind_name(choices[i].first);
-    if (reasons.empty()) {
+    return joined;
+  };
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const std::string why = why_not(name, i, votes);
+    const std::string kind = memory_kind_name(choices[i].first);
+    if (why.empty()) {
       if (!given_up.empty()) {
-        warnings->push_back(concat("table '", name, "': memory ", kind, " is taken: ", given_up));
+        warnings->push_back(concat("table '", name, "': memory ", kind, " is taken: ", text()));
       }
       return choices[i].first;
     }
-    given_up += concat(given_up.empty() ? "" : "; ", kind, " cannot be had: ", reasons);
+    if (!given_up.empty() && given_up.back().second == why) {
+      given_up.back().first += ", " + kind;
+    } else {
+      given_up.emplace_back(kind, why);
+    }
   }
-  refuse(concat("table '", name, "': memory: ", given_up));
+  refuse(concat("table '", name, "': memory: ", text()));
+}
+
+//! Ranks whose wish for memory next to their GPUs cannot be met.
+void warn_of_unknown_nodes(const std::string& name, const std::vector<Vote>& votes,
+                           std::vector<std::string>* warnings) {
+  Sayings sayings;
+  bool any = false;
+  for (size_t rank = 0; rank < votes.size(); ++rank) {
+    const Vote& vote = votes[rank];
+    if (vote.gpu_node >= 0 || vote.limits.nodes.size() < 2) continue;
+    any = true;
+    sayings.add(static_cast<int64_t>(rank), "no NUMA node next to its GPU is known");
+  }
+  if (any) {
+    warnings->push_back(
+        concat("table '", name, "': numa gpu: the default is taken: ", sayings.text()));
+  }
 }
 
 std::vector<Copy> make_copies(const TableOptions& options, MemoryKind kind,
@@ -150,6 +187,7 @@ Plan make_plan(const std::map<std::string, TableOptions>& tables, const std::vec
     TablePlan& table = plan.tables[name];
     const auto kind = choose_kind(name, votes, &plan.warnings);
     if (!kind) continue;
+    if (options.numa.kind == NumaPolicy::kGpu) warn_of_unknown_nodes(name, votes, &plan.warnings);
     table.kind = *kind;
     table.copies = make_copies(options, *kind, votes);
   }

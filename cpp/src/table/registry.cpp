@@ -68,7 +68,7 @@ void TableRegistry::refuse_bound(const Bindings& bindings) const {
 
 void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
   const std::optional<Error>& failure = bindings.failure;
-  if (bindings.tables.empty() && !failure) return;
+  if (bindings.tables.empty() && !failure && group.size == 1) return;
   // The group's error comes once all ranks have.
   if (failure && group.size > 1) log(LogLevel::kError, failure->what());
   state().cancelled = false;
@@ -170,7 +170,7 @@ void TableRegistry::bind_environment() {
     const std::lock_guard loading(loading_mutex_);
     // What the host bound itself, or binds meanwhile, comes first.
     for (const auto& [name, table] : tables()) missing.tables.erase(name);
-    load(missing, group_options(missing.group));
+    if (!missing.tables.empty() || missing.failure) load(missing, group_options(missing.group));
   }
   environment_bound_ = true;
 }

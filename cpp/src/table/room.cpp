@@ -85,15 +85,21 @@ void check_cgroups(const std::vector<RoomRequest>& requests, const std::vector<L
 }
 
 void check_shm(const std::vector<RoomRequest>& requests, const std::vector<Limits>& by_rank) {
-  std::map<std::string, Need> needs;
+  struct Shared {
+    const Limits* limits;
+    Need need;
+  };
+  std::map<std::string, Shared> shared;
   for (const RoomRequest& request : requests) {
     if (request.options.kind != MemoryKind::kShm) continue;
     const Limits& limits = by_rank.at(static_cast<size_t>(request.creator));
     if (limits.shm_free_bytes < 0) continue;
-    Need& need = needs[limits.shm_identity];
-    need.add(size_of(request), request.label);
-    need.refuse_beyond(limits.shm_free_bytes,
-                       concat("/dev/shm (", limits.shm_size_bytes, " bytes in all)"));
+    Shared& one = shared.emplace(limits.shm_identity, Shared{&limits, {}}).first->second;
+    one.need.add(size_of(request), request.label);
+  }
+  for (const auto& [identity, one] : shared) {
+    one.need.refuse_beyond(one.limits->shm_free_bytes,
+                           concat("/dev/shm (", one.limits->shm_size_bytes, " bytes in all)"));
   }
 }
 

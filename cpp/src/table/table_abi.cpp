@@ -110,6 +110,19 @@ engram_status engram_table_check_file(const char* path) {
   });
 }
 
+engram_status engram_table_decline(const char* toml, const char* folder, const char* where,
+                                   const char* reason) {
+  return guard([&] {
+    check_array(toml, "toml");
+    check_array(folder, "folder");
+    check_array(where, "where");
+    check_array(reason, "reason");
+    TableRegistry::instance().bind({.tables = {},
+                                    .group = parse_tables(toml, folder, where).group,
+                                    .failure = Error(ENGRAM_INVALID_ARGUMENT, reason)});
+  });
+}
+
 engram_status engram_table_progress(int64_t* done, int64_t* total) {
   return guard([&] {
     check_array(done, "done");

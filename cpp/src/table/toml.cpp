@@ -3,6 +3,7 @@
 // [group] with those of GroupSettings.
 #include <algorithm>
 #include <numeric>
+#include <sstream>
 #include <vector>
 
 #include "engram/error.h"
@@ -70,9 +71,10 @@ using Choices = std::initializer_list<std::pair<const char*, Value>>;
 //! The keys of one table.
 class Keys {
  public:
-  Keys(const toml::table& table, std::string where, const std::string& folder,
-       const std::vector<std::string_view>& known)
-      : table_(table), where_(std::move(where)), folder_(folder) {
+  Keys(const toml::table& table, std::string where, const std::string& folder)
+      : table_(table), where_(std::move(where)), folder_(folder) {}
+
+  void check_known(const std::vector<std::string_view>& known) const {
     check_keys(table_, known, where_);
   }
 
@@ -116,7 +118,7 @@ class Keys {
     if (node == nullptr) return std::nullopt;
     const auto value = node->is_number() ? node->value<double>() : std::nullopt;
     ENGRAM_CHECK(value && *value >= low && *value <= high, where_, ": ", key, ": expected ",
-                 expected);
+                 expected, ", found ", value ? concat(*value) : "no number");
     return value;
   }
 
@@ -165,9 +167,9 @@ void read_disk(const Keys& keys, TableOptions* options) {
 //! [tables.NAME]
 TableOptions read_table(const toml::table& table, const std::string& where,
                         const std::string& folder) {
-  const Keys keys(table, where, folder,
-                  {"store", "checkpoint", "layer", "placement", "scales", "hot_gib", "memory",
-                   "pages", "numa", "verify", "formula_seed", "heads", "expect_content"});
+  const Keys keys(table, where, folder);
+  keys.check_known({"store", "checkpoint", "layer", "placement", "scales", "hot_gib", "memory",
+                    "pages", "numa", "verify", "formula_seed", "heads", "expect_content"});
   TableOptions options;
   options.store = keys.path("store");
   ENGRAM_CHECK(!options.store.empty(), where, ": store: expected a folder, found none");
@@ -201,7 +203,7 @@ TableOptions read_table(const toml::table& table, const std::string& where,
   try {
     options.numa = parse_numa_policy(keys.text("numa", "default"));
   } catch (const Error& error) {
-    throw Error(error.status(), concat(where, ": numa: ", error.what()));
+    throw Error(error.status(), concat(where, ": ", error.what()));
   }
   options.verify = keys.flag("verify");
   options.heads = keys.flag("heads");
@@ -211,30 +213,64 @@ TableOptions read_table(const toml::table& table, const std::string& where,
   ENGRAM_CHECK(!options.keeper || options.placement == Placement::kHost, where,
                ": placement: expected host, which is where a keeper's memory is, found ",
                placement_name(options.placement));
+  for (const char* const key : {"pages", "numa"}) {
+    ENGRAM_CHECK(!options.keeper || !keys.has(key), where, ": ", key,
+                 ": expected of memory that is allocated here, found it with memory keeper");
+  }
+  const bool from_files =
+      !options.formula_seed && (!options.keeper || options.scales == Placement::kDevice);
+  ENGRAM_CHECK(!options.verify || from_files, where,
+               ": verify: expected with bytes that are loaded from files, found it with ",
+               options.formula_seed ? "formula_seed" : "memory keeper");
   return options;
 }
 
-//! [group]
+//! The first thing that is wrong, while the rest is read on.
+class FirstFailure {
+ public:
+  explicit FirstFailure(std::optional<Error>* failure) : failure_(failure) {}
+
+  template <typename Read>
+  void unless(const Read& read) const {
+    try {
+      read();
+    } catch (const Error& error) {
+      if (!*failure_) *failure_ = error;
+    }
+  }
+
+ private:
+  std::optional<Error>* const failure_;
+};
+
+//! [group], as far as it can be read: who waits for this rank is to hear of the failure.
 GroupSettings read_group(const toml::table& table, const std::string& where,
-                         const std::string& folder) {
-  const Keys keys(table, where, folder,
-                  {"name", "rank", "size", "socket", "timeout_s", "assume_ram", "keeper"});
+                         const std::string& folder, const FirstFailure& fails) {
+  const Keys keys(table, where, folder);
   GroupSettings group;
-  group.name = keys.text("name");
-  group.socket = keys.path("socket");
-  group.keeper = keys.text("keeper");
-  group.timeout_s =
-      keys.number("timeout_s", 1e-9, 7 * 24 * 3600, "seconds, more than 0 and at most 604800");
-  group.assume_ram = keys.integer("assume_ram", 1, INT64_MAX, "bytes");
-  const auto size = keys.integer("size", 1, kMaxRanks, "1 to 4096 ranks");
-  const auto rank = keys.integer("rank", 0, kMaxRanks - 1, "0 or more");
-  ENGRAM_CHECK(size.has_value() == rank.has_value(), where,
-               ": expected rank and size, or neither, found ", size ? "size" : "rank", " alone");
-  if (size) {
+  fails.unless([&] {
+    keys.check_known({"name", "rank", "size", "socket", "timeout_s", "assume_ram", "keeper"});
+  });
+  fails.unless([&] { group.name = keys.text("name"); });
+  fails.unless([&] { group.socket = keys.path("socket"); });
+  fails.unless([&] { group.keeper = keys.text("keeper"); });
+  fails.unless([&] {
+    group.timeout_s =
+        keys.number("timeout_s", 1e-9, 7 * 24 * 3600, "seconds, more than 0 and at most 604800");
+  });
+  fails.unless([&] { group.assume_ram = keys.integer("assume_ram", 1, INT64_MAX, "bytes"); });
+  if (!keys.has("size") && !keys.has("rank")) return group;
+  group.rank = 0;  // nobody's, unless both are right
+  group.size = 1;
+  fails.unless([&] {
+    const auto size = keys.integer("size", 1, kMaxRanks, "1 to 4096 ranks");
+    const auto rank = keys.integer("rank", 0, kMaxRanks - 1, "0 or more");
+    ENGRAM_CHECK(size.has_value() == rank.has_value(), where,
+                 ": expected rank and size, or neither, found ", size ? "size" : "rank", " alone");
     ENGRAM_CHECK(*rank < *size, where, ": rank: expected 0 to ", *size - 1, ", found ", *rank);
     group.size = static_cast<int32_t>(*size);
     group.rank = static_cast<int32_t>(*rank);
-  }
+  });
   return group;
 }
 
@@ -243,7 +279,7 @@ std::map<std::string, TableOptions> read_all(const toml::table& tables, const st
                                              const std::string& folder) {
   std::map<std::string, TableOptions> all;
   for (const auto& [name, value] : tables) {
-    const std::string place = concat(where, ": tables.", name.str());
+    const std::string place = concat(where, "table '", name.str(), "'");
     ENGRAM_CHECK(!name.empty(), place, ": expected a name, found none");
     ENGRAM_CHECK(value.is_table(), place, ": expected a table of keys");
     all.emplace(name.str(), read_table(*value.as_table(), place, folder));
@@ -255,9 +291,42 @@ std::map<std::string, TableOptions> read_all(const toml::table& tables, const st
 const toml::table* section(const toml::table& root, const char* key, const char* expected,
                            const std::string& where) {
   const toml::node* const node = root.get(key);
-  ENGRAM_CHECK(node == nullptr || node->is_table(), where, ": ", key, ": expected ", expected,
+  ENGRAM_CHECK(node == nullptr || node->is_table(), where, key, ": expected ", expected,
                ", found no table");
   return node == nullptr ? nullptr : node->as_table();
+}
+
+toml::table parse(const std::string& text, const std::string& where) {
+  try {
+    return toml::parse(text);
+  } catch (const toml::parse_error& error) {
+    throw Error(ENGRAM_INVALID_ARGUMENT, concat(where, "line ", error.source().begin.line,
+                                                ": expected TOML: ", error.description()));
+  } catch (const Error& error) {  // of refuse_text
+    throw Error(error.status(), where + error.what());
+  }
+}
+
+//! The lines of [group] that are TOML, in a text that is not.
+toml::table readable_group(const std::string& text) {
+  toml::table found;
+  bool inside = false;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t begin = line.find_first_not_of(" \t");
+    if (begin == line.npos) continue;
+    if (line[begin] == '[') {
+      inside = line.compare(begin, 7, "[group]") == 0;
+    } else if (inside) {
+      try {
+        toml::table keys = parse(line, "");
+        for (auto& [key, value] : keys) found.insert(key, std::move(value));
+      } catch (const Error&) {
+        // Perhaps the one that makes the text none.
+      }
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -277,36 +346,42 @@ const char* placement_name(Placement placement) {
 }
 
 Bindings parse_tables(const std::string& text, const std::string& folder,
-                      const std::string& where) {
-  toml::table root;
-  try {
-    root = toml::parse(text);
-  } catch (const toml::parse_error& error) {
-    throw Error(ENGRAM_INVALID_ARGUMENT, concat(where, ": line ", error.source().begin.line,
-                                                ": expected TOML: ", error.description()));
-  } catch (const Error& error) {  // of refuse_text
-    throw Error(error.status(), concat(where, ": ", error.what()));
-  }
-  check_keys(root, {"format_version", "group", "tables"}, where);
-  const auto version = root["format_version"].value_exact<int64_t>();
-  ENGRAM_CHECK(version && *version == kFormatVersion, where, ": format_version: expected ",
-               kFormatVersion, ", found ", version ? std::to_string(*version) : "none");
+                      const std::string& place) {
+  const std::string where = place.empty() ? "" : place + ": ";
   Bindings bindings;
-  if (const toml::table* const group = section(root, "group", "[group]", where)) {
-    bindings.group = read_group(*group, where + ": group", folder);
+  const FirstFailure fails(&bindings.failure);
+  toml::table root;
+  fails.unless([&] { root = parse(text, where); });
+  if (bindings.failure) {
+    root.insert("format_version", kFormatVersion);
+    root.insert("group", readable_group(text));
   }
-  try {
-    if (const toml::table* const tables = section(root, "tables", "[tables.NAME]", where)) {
-      bindings.tables = read_all(*tables, where, folder);
-    }
-  } catch (const Error& error) {
-    bindings.failure = error;
-  }
+  fails.unless([&] { check_keys(root, {"format_version", "group", "tables"}, place); });
+  fails.unless([&] {
+    const auto version = root["format_version"].value_exact<int64_t>();
+    ENGRAM_CHECK(version && *version == kFormatVersion, where, "format_version: expected ",
+                 kFormatVersion, ", found ", version ? std::to_string(*version) : "none");
+  });
+  fails.unless([&] {
+    const toml::table* const group = section(root, "group", "[group]", where);
+    if (group != nullptr) bindings.group = read_group(*group, where + "group", folder, fails);
+  });
+  fails.unless([&] {
+    const toml::table* const tables = section(root, "tables", "[tables.NAME]", where);
+    if (tables != nullptr) bindings.tables = read_all(*tables, where, folder);
+  });
+  if (bindings.failure) bindings.tables.clear();
   return bindings;
 }
 
 Bindings parse_tables_file(const std::string& path) {
-  return parse_tables(read_trusted_text(path, kMaxFileBytes), folder_of(path), path);
+  std::string text;
+  try {
+    text = read_trusted_text(path, kMaxFileBytes);
+  } catch (const Error& error) {
+    return {.tables = {}, .group = {}, .failure = error};
+  }
+  return parse_tables(text, folder_of(path), path);
 }
 
 }  // namespace engram
