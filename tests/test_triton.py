@@ -22,6 +22,7 @@ from trtllm_engram.builder.triton import Serving, python_config
 from trtllm_engram.builder.triton_tensorrt import no_past, tensorrt_config
 from trtllm_engram.plugins import library_path
 from trtllm_engram.runtime import Tables, open_store
+from trtllm_engram.runtime.bench import serving
 from trtllm_engram.runtime.hidden import SeededHidden
 from trtllm_engram.runtime.pieces import Executor, Piece
 from trtllm_engram.runtime.session import EngramSession
@@ -230,3 +231,8 @@ def test_a_piece_of_too_many_tokens(store, tables):
     piece = Piece(np.zeros(4, np.int32), 0, np.full(2, -1, np.int32), {})
     with refusal("expected at most 3 in a request, found 4"):
         executor.run([piece])
+
+
+def test_growth_of_memory_that_was_seldom_looked_at():
+    looks = [serving.Memory(second, pss) for second, pss in ((0, 100), (1.5, 200), (10, 210))]
+    assert serving.growth(looks) == pytest.approx(0.05)

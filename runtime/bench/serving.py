@@ -160,7 +160,9 @@ def growth(memory: Sequence[Memory]) -> float:
     def median(start: float) -> float:
         stop = start + _WINDOW
         found = [one.pss for one in memory if start * end <= one.seconds <= stop * end]
-        return statistics.median(found)
+        # A busy machine may have been looked at seldom.
+        nearest = min(memory, key=lambda one: abs(one.seconds - start * end))
+        return statistics.median(found or [nearest.pss])
 
     return median(1 - _WINDOW) / median(SETTLED) - 1
 
