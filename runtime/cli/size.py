@@ -11,6 +11,7 @@ from rich.text import Text
 
 from trtllm_engram.builder import EngramConfig
 from trtllm_engram.builder.manifest import MANIFEST_FILE, read_manifest
+from trtllm_engram.plugins.errors import InputError
 
 from .. import machine
 from ..data_files import flash_layout
