@@ -2,6 +2,7 @@
 """Comparisons: right data passes, wrong tables do not, and polygraphy sees the same."""
 
 import argparse
+import importlib.util
 import itertools
 import json
 import subprocess
@@ -371,6 +372,34 @@ def test_polygraphy_needs_a_store(tmp_path):
     done = polygraphy(tmp_path / "unread.onnx", "--engram-ref")
     assert done.returncode != 0
     assert "--engram-ref: expected --engram-store STORE" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engram-ref", "--engram-store", "nowhere"], "nowhere: expected a store (with"),
+        (["--engram-ref"], "BF16 in polygraphy: expected the package torch, found none"),
+        ([], "--engram-ref: expected another runner, such as --trt, or --load-outputs"),
+    ],
+    ids=["store", "torch", "alone"],
+)
+def test_polygraphy_tells_in_one_line(store, tmp_path, words, said):
+    """With no traceback; and no success where nothing was compared."""
+    if "torch" in said and importlib.util.find_spec("torch"):
+        pytest.skip("torch is installed")
+    model = tmp_path / "unread.onnx"
+    model.touch()
+    done = polygraphy(model, "--engram-store", store.path, "--engram-ref", *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("option", ["--engram-limit=-1", "--engram-limit=nan", "--engram-seed=-1"])
+def test_polygraphy_refuses_numbers(tmp_path, option):
+    done = polygraphy(tmp_path / "unread.onnx", "--engram-ref", option)
+    assert done.returncode == 2
+    assert f"{option.partition('=')[0]}: expected 0 to " in done.stderr
 
 
 @pytest.mark.parametrize("size", ["5", "5x0", "x1", "-1x1"])

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from polygraphy.logger import G_LOGGER
-from polygraphy.tools.args import ComparatorCompareArgs, DataLoaderArgs
+from polygraphy.tools.args import (
+    ComparatorCompareArgs,
+    ComparatorRunArgs,
+    DataLoaderArgs,
+    RunnerSelectArgs,
+)
 from polygraphy.tools.args import util as args_util
 from polygraphy.tools.args.base import BaseRunnerArgs
 from polygraphy.tools.script import make_invocable, safe
@@ -114,6 +119,7 @@ class EngramReferenceArgs(BaseRunnerArgs):  # type: ignore[misc]
         data, comparison = (
             self.arg_groups[group] for group in (DataLoaderArgs, ComparatorCompareArgs)
         )
+        self._require_another(comparison)
         if data.is_using_random_data():
             data.data_loader_script = str(_SCRIPT)
             data.data_loader_func_name = "load_data"
@@ -128,3 +134,14 @@ class EngramReferenceArgs(BaseRunnerArgs):  # type: ignore[misc]
             safe(f"from {_RUNNER_MODULE} import EngramReferenceRunner, configure")
         )
         script.append_preimport(make_invocable("configure", **self.setup))
+
+    def _require_another(self, comparison: Any) -> None:
+        """polygraphy passes a runner that it has nothing to compare with."""
+        saved = self.arg_groups[ComparatorRunArgs].save_outputs_path
+        if len(self.arg_groups[RunnerSelectArgs].runners) < 2 and not (
+            comparison.load_outputs_paths or saved
+        ):
+            G_LOGGER.critical(
+                "--engram-ref: expected another runner, such as --trt, or --load-outputs or "
+                "--save-outputs, found none"
+            )

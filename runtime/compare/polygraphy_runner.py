@@ -20,7 +20,7 @@ from polygraphy.datatype import DataType
 from polygraphy.logger import G_LOGGER
 
 from trtllm_engram.builder.model import ModelOptions, input_shapes
-from trtllm_engram.plugins.errors import EngramError
+from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.plugins.registration import import_tensorrt, register
 
 from ..store import Store, open_store
@@ -46,6 +46,16 @@ class Setup:
 _setup: Setup | None = None
 
 
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What is wrong as polygraphy tells it: one line, exit code 1."""
+    try:
+        yield
+    except (InputError, EngramError, OSError) as error:
+        G_LOGGER.critical(f"--engram-ref: {error}")
+
+
+@_told()
 def configure(
     store: str,
     *,
@@ -78,10 +88,13 @@ def setup() -> Setup:
 def load_data() -> Iterator[dict[str, Any]]:
     """polygraphy's data loader."""
     chosen = setup()
-    for feed in make_feeds(chosen.store, chosen.sizes, options=chosen.options, seed=chosen.seed):
-        yield {name: as_input(array) for name, array in feed.items()}
+    with _told():
+        feeds = make_feeds(chosen.store, chosen.sizes, options=chosen.options, seed=chosen.seed)
+        for feed in feeds:
+            yield {name: as_input(array) for name, array in feed.items()}
 
 
+@_told()
 def compare_outputs(one: Any, other: Any) -> OrderedDict[str, bool]:
     """polygraphy's comparison of two runners' iterations; either may be the reference, which alone
     has magnitudes."""
@@ -117,6 +130,7 @@ class EngramReferenceRunner(BaseRunner):  # type: ignore[misc]
             metadata.add(name, dtype=getattr(DataType, dtype.upper()), shape=dims)
         return metadata
 
+    @_told()
     def infer_impl(self, feed_dict: dict[str, Any]) -> OrderedDict[str, Any]:
         if self._reference is None:
             raise EngramError("engram-ref: expected an active runner, found an inactive one")
