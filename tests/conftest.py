@@ -104,6 +104,7 @@ def pytest_sessionstart() -> None:
         _native.load()
     except EngramError as error:
         raise pytest.UsageError(str(error)) from None
+    tensorrt_installs.check_named()
     for part in sorted(required_parts() & NEEDS.keys()):
         if why := NEEDS[part]():
             raise pytest.UsageError(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorRT versions that tests can use: those of `make tensorrt`, else what the machine has."""
+"""The TensorRT versions that tests can use: the one that TENSORRT_ROOT names, else those of `make
+tensorrt`, else what the machine has."""
 
 from __future__ import annotations
 
@@ -35,13 +36,34 @@ class Install:
 
 @functools.cache
 def installs() -> tuple[Install, ...]:
-    return _fetched() or _machine()
+    return _named() or _fetched() or _machine()
+
+
+def check_named() -> None:
+    """UsageError where TENSORRT_ROOT names a place without a library."""
+    root = os.environ.get("TENSORRT_ROOT")
+    if root and not _named():
+        raise pytest.UsageError(
+            f"TENSORRT_ROOT: expected libnvinfer.so.N in {root}/lib, found none"
+        )
+
+
+def _named() -> tuple[Install, ...]:
+    root = os.environ.get("TENSORRT_ROOT")
+    return _inside(Path(root))[:1] if root else ()
 
 
 def _fetched() -> tuple[Install, ...]:
     return tuple(
-        Install(folder.name, library, folder / "python")
-        for folder in sorted(ROOT.glob(".tensorrt/[0-9]*"))
+        install for folder in sorted(ROOT.glob(".tensorrt/[0-9]*")) for install in _inside(folder)
+    )
+
+
+def _inside(folder: Path) -> tuple[Install, ...]:
+    """bindings, where the folder has none, are this environment's."""
+    bindings = folder / "python"
+    return tuple(
+        Install(folder.name, library, bindings if bindings.is_dir() else None)
         for library in sorted(folder.glob("lib/libnvinfer.so.*"))
     )
 

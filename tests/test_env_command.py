@@ -174,9 +174,17 @@ def test_none(monkeypatch, capsys):
     monkeypatch.delenv("TENSORRT_ROOT", raising=False)
     assert main(["env"]) == 1
     assert "TensorRT: expected libnvinfer.so.N in TENSORRT_ROOT/lib" in capsys.readouterr().err
+
+
+def test_a_named_place_without_a_library(tmp_path, monkeypatch, capsys):
+    """Another TensorRT, which may be there, is not what was asked for."""
+    other = tmp_path / "libnvinfer.so.10"
+    other.touch()
+    monkeypatch.setenv(FOLDERS, str(tmp_path))
     monkeypatch.setenv("TENSORRT_ROOT", "/no/such")
-    assert main(["env"]) == 1
-    assert "in TENSORRT_ROOT/lib (/no/such/lib), LD_LIBRARY_PATH" in capsys.readouterr().err
+    assert main(["env"]) == 2
+    told = "TENSORRT_ROOT: expected libnvinfer.so.N in /no/such/lib, found none"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["with space", "a$(touch b)", "a`b`", 'a"b', "a\\b"])

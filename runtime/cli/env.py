@@ -62,13 +62,14 @@ def _tables(file: Path) -> str:
 
 
 def _tensorrt() -> TensorRtFiles:
+    root = os.environ.get("TENSORRT_ROOT")
+    if root and not any(Path(root, "lib").glob("libnvinfer.so.[0-9]*")):
+        raise InputError(f"TENSORRT_ROOT: expected libnvinfer.so.N in {root}/lib, found none")
     found = find_tensorrt()
     if not found:
-        root = os.environ.get("TENSORRT_ROOT")
-        given = f" ({Path(root, 'lib')})" if root else ""
         raise EngramError(
-            f"TensorRT: expected libnvinfer.so.N in TENSORRT_ROOT/lib{given}, LD_LIBRARY_PATH, "
-            "an installed package or the system's folders, found none"
+            "TensorRT: expected libnvinfer.so.N in TENSORRT_ROOT/lib, LD_LIBRARY_PATH, an "
+            "installed package or the system's folders, found none"
         )
     return found[0]
 
