@@ -211,6 +211,7 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_int32, c_int32, POINTER(c_uint64)],
     ),
+    "engram_bench_read_pages": (c_int32, [c_char_p, c_void_p, c_int64, c_int32]),
     "engram_table_bind": (c_int32, [c_char_p, c_char_p, c_char_p]),
     "engram_table_bind_file": (c_int32, [c_char_p]),
     "engram_table_check_file": (c_int32, [c_char_p]),
@@ -334,6 +335,13 @@ def read_blocks(
         ),
     )
     return checksum.value
+
+
+def read_pages(path: str, page_ids: int, num_pages: int) -> None:
+    """engram_bench_read_pages: reads pages of 4096 bytes of a file as disk tables are read."""
+    library = load()
+    status = library.engram_bench_read_pages(_text("read_pages", path), page_ids, num_pages, 0)
+    _check(library, "read_pages", status)
 
 
 def bind_tables(toml: str, folder: str, where: str) -> None:

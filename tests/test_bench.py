@@ -51,6 +51,16 @@ def test_ops_as_a_table(tmp_path, capsys):
     assert max(map(len, lines)) <= 80 or str(tmp_path) in "".join(lines)
 
 
+def test_disk_as_json(tmp_path, capsys):
+    argv = ["bench", "lookup", "--place", "disk", "--file-gb", "0.01", "--tokens", "3", "--json"]
+    assert main([*argv, "--dir", str(tmp_path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    names = [one["name"].partition(":")[0] for one in document["measurements"]]
+    assert names == ["T = 3, scales in RAM", "T = 3, scales on disk"]
+    assert all(one["rate"] > 0 and one["share"] > 0 for one in document["measurements"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_wrong_result_is_not_timed(monkeypatch):
     right = ops.lookup
     monkeypatch.setattr(ops, "lookup", lambda *args, **options: right(*args, **options) + 1)

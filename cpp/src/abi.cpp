@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "bench/read_blocks.h"
+#include "bench/read_pages.h"
 #include "cache_line.h"
 #include "check.h"
 #include "cuda_support.h"
@@ -164,5 +165,16 @@ engram_status engram_bench_read_blocks(const uint8_t* base, const int64_t* block
     check_aligned(out, "out", kCacheLine);
     *checksum = read_blocks_cpu(base, block_ids, num_blocks, block_bytes, out, out_bytes_per_block,
                                 num_threads);
+  });
+}
+
+engram_status engram_bench_read_pages(const char* path, const int64_t* page_ids, int64_t num_pages,
+                                      int32_t num_threads) {
+  return guard([&] {
+    check_array(path, "path");
+    check_at_least(num_pages, "num_pages", 0);
+    check_range(num_threads, "num_threads", 0, kMaxThreads);
+    if (num_pages > 0) check_elements(page_ids, "page_ids");
+    read_pages(path, page_ids, num_pages, num_threads);
   });
 }

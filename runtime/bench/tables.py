@@ -65,7 +65,7 @@ def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> li
     config = config_of_size(file_bytes, _LAYERS)
     store = folder / "store"
     store.mkdir()
-    files = _write_store(store, config)
+    files = write_store(store, config)
     table_bytes = sum(file.stat().st_size for file in files)
     check_free_bytes(_RAM_FOLDER, table_bytes)
     readers = num_ranks * min(16, max(4, 2 * num_cores() // num_ranks))  # loader_threads of load.h
@@ -250,7 +250,7 @@ def _registered_seconds(loaded: Sequence[dict[str, Any]]) -> float:
     return seconds
 
 
-def _write_store(store: Path, config: EngramConfig) -> list[Path]:
+def write_store(store: Path, config: EngramConfig) -> list[Path]:
     """A made-up store with its tables' files, which are returned; their bytes are the formula's."""
     write_made_up_store(store, config)
     manifest = read_manifest(store)

@@ -19,7 +19,7 @@ from rich.text import Text
 from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
-from ..bench import GPU_BENCHES, gpu, lookup_host, report, tables
+from ..bench import GPU_BENCHES, gpu, lookup_disk, lookup_host, report, tables
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
 from ..bench.ops import bench_hash, bench_lookup
@@ -43,6 +43,7 @@ _OPTIONS = {
     "serving": bench_serving.OPTIONS,
     "gpu": ("tokens", "rivals", "plot", "output"),
     "lookup": ("tokens", "rivals", "plot", "output", "place", "explain"),
+    "disk": ("tokens", "place", "file_gb", "dir"),  # lookup --place disk
 }
 
 
@@ -104,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--place",
-        choices=("device", "host"),
-        help="lookup: where the table is (default: device)",
+        choices=("device", "host", "disk"),
+        help="lookup: where the table is (default: device); disk: by the CPU, of files in --dir",
     )
     parser.add_argument(
         "--explain",
@@ -126,6 +127,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     kind = args.name if args.name in _OPTIONS else "gpu"
+    if kind == "lookup" and args.place == "disk":
+        kind = "disk"
     for option in {option for options in _OPTIONS.values() for option in options}:
         if getattr(args, option) is not None and option not in _OPTIONS[kind]:
             having = [name for name, options in _OPTIONS.items() if option in options]
@@ -147,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
         "serving": bench_serving.run,
         "gpu": _run_gpu,
         "lookup": _run_gpu,
+        "disk": _run_disk,
     }
     return runners[kind](args)
 
@@ -244,11 +248,33 @@ def _run_ops(args: argparse.Namespace) -> int:
         with scratch as name:
             measurements += bench_files(Path(name), int(args.file_gb * _GB))
     sizes = {"table_gb": args.table_gb, "file_gb": args.file_gb, "folder": str(folder)}
+    _report(args, measurements, sizes)
+    return 0
+
+
+def _report(
+    args: argparse.Namespace, measurements: list[Measurement], sizes: dict[str, object]
+) -> None:
     if args.json:
         rows = [asdict(one) | {"share": one.share} for one in measurements]
         console.print_json({"machine": machine_name(), **sizes, "measurements": rows})
     else:
         _print_ops(measurements, sizes)
+
+
+def _run_disk(args: argparse.Namespace) -> int:
+    folder = Path(args.dir or tempfile.gettempdir())
+    measurements = []
+    with console.status(args) as note:
+        note("files")
+        with writing(folder):
+            scratch = tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=folder)
+        with scratch as name:
+            file_bytes, tokens = int(args.file_gb * _GB), args.tokens or lookup_disk.TOKENS
+            for one in lookup_disk.bench_lookup_disk(Path(name), file_bytes, tokens):
+                note(one.name)
+                measurements.append(one)
+    _report(args, measurements, {"file_gb": args.file_gb, "folder": str(folder)})
     return 0
 
 
@@ -312,9 +338,10 @@ def _print_ops(measurements: list[Measurement], sizes: dict[str, object]) -> Non
 def _print_machine(sizes: dict[str, object], out: Console) -> None:
     pairs: list[tuple[str, object]] = [
         ("machine", machine_name()),
-        ("table", f"{sizes['table_gb']:g} GB in memory"),
         ("file", f"{sizes['file_gb']:g} GB in {sizes['folder']}"),
     ]
+    if "table_gb" in sizes:
+        pairs.insert(1, ("table", f"{sizes['table_gb']:g} GB in memory"))
     console.print_pairs(pairs, out)
 
 

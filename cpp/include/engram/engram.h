@@ -256,6 +256,11 @@ ENGRAM_API engram_status engram_bench_read_blocks(const uint8_t* base, const int
                                                   uint8_t* out, int32_t out_bytes_per_block,
                                                   int32_t num_threads, uint64_t* checksum);
 
+/*! Bench ceiling of tables on disk: reads pages of 4096 bytes of a file, page_ids[num_pages], by
+ *  the same queues and num_threads (0: as many) as a lookup reads rows. */
+ENGRAM_API engram_status engram_bench_read_pages(const char* path, const int64_t* page_ids,
+                                                 int64_t num_pages, int32_t num_threads);
+
 /*! Tables: one registry a process binds names to tables; engines hold the names (docs of the keys:
  *  README, Tables). TRTLLM_ENGRAM_TABLES names a TOML file whose tables are bound when a name is
  *  first looked for. Thread-safe. */

@@ -14,9 +14,6 @@
 namespace engram {
 namespace {
 
-constexpr int64_t kRowsPerRead = 12288;  // fills the disk's queue many times, and 3 MB
-constexpr int kFewestThreads = 2;        // one reads while another converts
-
 //! Bytes of a token in `out`.
 int64_t out_bytes(const engram_lookup_args& args) {
   const int row_bytes = args.form == ENGRAM_ROWS_BF16     ? 2 * args.head_dim
@@ -60,10 +57,14 @@ void lookup_tokens(DiskReader& reader, const engram_lookup_args& args, int64_t b
 
 }  // namespace
 
+int disk_threads(int num_threads) {
+  return num_threads > 0 ? num_threads : std::max(2, usable_threads());
+}
+
 void lookup_disk(DiskReader& reader, const engram_lookup_args& args, int num_threads) {
   // Whole tiles of scales in F8_128x4 order.
-  const int64_t tiles = ceil_div(ceil_div(kRowsPerRead, args.num_columns), kStageTileRows);
-  const int threads = num_threads > 0 ? num_threads : std::max(kFewestThreads, usable_threads());
+  const int64_t tiles = ceil_div(ceil_div(kRowsPerDiskRead, args.num_columns), kStageTileRows);
+  const int threads = disk_threads(num_threads);
   parallel_for(args.num_tokens, tiles * kStageTileRows, threads,
                [&](int64_t begin, int64_t end) { lookup_tokens(reader, args, begin, end); });
 }
