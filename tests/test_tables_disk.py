@@ -269,7 +269,7 @@ def test_nothing_stays_open(store):
     for _ in range(200):
         with bind(store) as tables:
             tables.lookup("mine", ids)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def run_command(store, output, *options, prefix=()):

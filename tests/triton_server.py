@@ -95,23 +95,24 @@ class Server:
 
     def pss(self) -> int:
         """Bytes of the server and its stubs, each page shared out among those who map it."""
-        return sum(_pss(pid, "smaps_rollup", "") for pid in [self.process.pid, *self.stubs()])
+        return sum(map(_pss, [self.process.pid, *self.stubs()]))
 
 
-def table_pss(pid: int) -> int:
-    """A process's share of shared tables' bytes."""
-    return _pss(pid, "smaps", _TABLES)
+def table_memory(pid: int) -> dict[str, int]:
+    """Bytes that a process maps of each piece of tables' memory, by its inode. (Its PSS would not
+    do: the kernel takes pages out of page tables when it makes huge ones.)"""
+    found: dict[str, int] = {}
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        addresses, _, _, _, inode, *name = line.split(maxsplit=5)
+        if name and _TABLES in name[0]:
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            found[inode] = found.get(inode, 0) + end - begin
+    return found
 
 
-def _pss(pid: int, file: str, name: str) -> int:
-    """Sum of Pss over the mappings with this in their names."""
-    total, counted = 0, False
-    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            counted = name in line
-        elif counted and line.startswith("Pss:"):
-            total += int(line.split()[1]) * 1024
-    return total
+def _pss(pid: int) -> int:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)[1]) * 1024
 
 
 @contextlib.contextmanager
