@@ -106,6 +106,13 @@ def test_options_of_another_benchmark(argv, capsys):
     assert f"{argv[1]}: expected with the benchmarks " in capsys.readouterr().err
 
 
+def test_options_of_a_table_on_disk(capsys):
+    assert main(["bench", "lookup", "--place", "disk", "--output", "some.json"]) == 2
+    assert "layer, gpu, lookup, found lookup --place disk" in capsys.readouterr().err
+    assert main(["bench", "hash", "--file-gb", "1"]) == 2
+    assert "ops, tables, lookup --place disk, found hash" in capsys.readouterr().err
+
+
 def test_paths_of_a_table_in_gpu_memory_are_not_explained(capsys):
     assert main(["bench", "lookup", "--explain"]) == 2
     assert "--explain: expected with --place host, found device" in capsys.readouterr().err

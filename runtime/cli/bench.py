@@ -43,8 +43,9 @@ _OPTIONS = {
     "serving": bench_serving.OPTIONS,
     "gpu": ("tokens", "rivals", "plot", "output"),
     "lookup": ("tokens", "rivals", "plot", "output", "place", "explain"),
-    "disk": ("tokens", "place", "file_gb", "dir"),  # lookup --place disk
+    "disk": ("tokens", "place", "file_gb", "dir"),
 }
+_ON_DISK = "lookup --place disk"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,8 +135,10 @@ def run(args: argparse.Namespace) -> int:
             having = [name for name, options in _OPTIONS.items() if option in options]
             others = [name for name in GPU_BENCHES if name != "lookup"]
             names = ", ".join(having).replace("gpu", ", ".join([*others, "gpu"]))
+            names = names.replace("disk", _ON_DISK)
             name = option.replace("_", "-")
-            raise InputError(f"--{name}: expected with the benchmarks {names}, found {args.name}")
+            found = _ON_DISK if kind == "disk" else args.name
+            raise InputError(f"--{name}: expected with the benchmarks {names}, found {found}")
     if args.table_gb is None:
         args.table_gb = _default_table_gb(args, kind)
     if args.file_gb is None:
