@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import pytest
 import tensorrt_installs
 import triton_server
 from kept_plans import keep_plans
+
+# A shell's background job ignores Ctrl-C, and so do its children: tests of it would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PARTS = ("gpu", "gpus", "trt", "triton", "engine", "multiproc", "slow")
 
