@@ -80,9 +80,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the hidden states' formula, without --hidden",
     )
     parser.add_argument("--rows", action="store_true", help="write the looked-up rows too")
-    shared_options.add_placement(parser)
+    _add_placement(parser)
     shared_options.add_checkpoint(parser)
     console.add_json_option(parser)
+
+
+def _add_placement(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--placement",
+        choices=shared_options.PLACEMENTS,
+        help="bind the tables there; disk: rows are read as they are asked for",
+    )
+    parser.add_argument(
+        "--scales",
+        choices=shared_options.SCALES,
+        help="of --placement (default: with_rows); host: in RAM",
+    )
+    parser.add_argument(
+        "--hot-gib",
+        metavar="GIB",
+        type=shared_options.number(0, 1e6),
+        help="--placement disk: RAM for rows that were read before, of each table (default: 1)",
+    )
+
+
+def _placement_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Tables.bind's options that _add_placement's are; empty where none was given."""
+    names = ("placement", "scales", "hot_gib")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if options and "placement" not in options:
+        raise InputError(f"--{next(iter(options)).replace('_', '-')}: expected with --placement")
+    return options
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _session(args: argparse.Namespace, store: Store) -> Iterator[EngramSession | EngineSession]:
-    options = shared_options.placement_options(args)
+    options = _placement_options(args)
     if args.engine is None:
         device = choose_device(args.device)
         if not options:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from typing import Any
 
 from trtllm_engram.builder.model import HIDDEN_DTYPES
 from trtllm_engram.plugins.errors import InputError
@@ -50,6 +49,12 @@ def add_checkpoint(parser: argparse.ArgumentParser, store: str = "the store") ->
     parser.add_argument("--checkpoint", metavar="DIR", help=f"where {store}'s checkpoint lies now")
 
 
+def check_keeper(args: argparse.Namespace) -> None:
+    """Refuses --keeper where its memory is not wanted."""
+    if args.keeper is not None and args.memory != "keeper":
+        raise InputError(f"--keeper: expected with --memory keeper, found {args.keeper} without")
+
+
 def add_hidden_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hidden-dtype",
@@ -57,29 +62,3 @@ def add_hidden_dtype(parser: argparse.ArgumentParser) -> None:
         default="bfloat16",
         help="of the residual stream (default: bfloat16)",
     )
-
-
-def add_placement(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--placement",
-        choices=PLACEMENTS,
-        help="bind the tables there; disk: rows are read as they are asked for",
-    )
-    parser.add_argument(
-        "--scales", choices=SCALES, help="of --placement (default: with_rows); host: in RAM"
-    )
-    parser.add_argument(
-        "--hot-gib",
-        metavar="GIB",
-        type=number(0, 1e6),
-        help="--placement disk: RAM for rows that were read before, of each table (default: 1)",
-    )
-
-
-def placement_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Tables.bind's options that add_placement's are; empty where none was given."""
-    names = ("placement", "scales", "hot_gib")
-    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if options and "placement" not in options:
-        raise InputError(f"--{next(iter(options)).replace('_', '-')}: expected with --placement")
-    return options

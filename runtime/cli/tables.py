@@ -205,8 +205,6 @@ def _load(args: argparse.Namespace) -> int:
         keeper=args.keeper,
     )
     bar = console.progress(args, "load") if group.is_first else contextlib.nullcontext()
-    if args.keeper is not None and args.memory != "keeper":
-        raise InputError(f"--keeper: expected with --memory keeper, found {args.keeper} without")
     with contextlib.ExitStack() as stack:
         with _tables(args, group) as tables, bar as report, _said_once():
             loaded = stack.enter_context(Tables(group, report))
@@ -310,6 +308,8 @@ def _tables(args: argparse.Namespace, group: Group) -> Iterator[dict[str, dict[s
 
 def _keys(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, dict[str, Any]]:
     store, checkpoint = args.store, args.checkpoint
+    if "keeper" in args:
+        shared_options.check_keeper(args)
     if args.seed is not None and not args.formula:
         raise InputError(f"--seed: expected with --formula, found {args.seed} without")
     if args.formula and not (store / MANIFEST_FILE).exists():

@@ -110,8 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.keeper is not None and args.memory != "keeper":
-        raise InputError(f"--keeper: expected with --memory keeper, found {args.memory or 'memfd'}")
+    shared_options.check_keeper(args)
     if args.engine is not None:
         stat_regular(args.engine)
     write = {"python": _write_python, "tensorrt": _write_tensorrt}[args.form]

@@ -267,9 +267,9 @@ ENGRAM_API engram_status engram_bench_read_pages(const char* path, const int64_t
 
 /*! Binds every [tables.NAME] of a TOML text, or none. Relative paths are relative to `folder`;
  *  `where` names the text in errors, unless it is "". Host memory is filled before this returns.
- * With more than one rank in [group] (or in the launcher's variables where there is none), all
- * ranks of the node bind together: any rank's failure, death or silence is every rank's error and
- * leaves nothing. */
+ *  With more than one rank in [group] (or in the launcher's variables where there is none), all
+ *  ranks of the node bind together: any rank's failure, death or silence is every rank's error and
+ *  leaves nothing. */
 ENGRAM_API engram_status engram_table_bind(const char* toml, const char* folder, const char* where);
 
 /*! The same for a file, which only its owner (this user or root) may be able to write. */

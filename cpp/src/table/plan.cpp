@@ -43,15 +43,16 @@ void add_differences(const Vote& first, const Vote& other, int rank, std::string
 //! Why the ranks cannot have the kind of memory that is their choice number `index`; empty: they
 //! can.
 std::string why_not(const std::string& table, size_t index, const std::vector<Vote>& votes) {
+  const auto reason = [&](const Vote& vote) {
+    return vote.tables.at(table).kinds.at(index).second;
+  };
+  if (votes.size() == 1) return reason(votes.front());
   Sayings sayings;
-  std::string alone;
   for (size_t rank = 0; rank < votes.size(); ++rank) {
-    const std::string& reason = votes[rank].tables.at(table).kinds.at(index).second;
-    if (reason.empty()) continue;
-    sayings.add(static_cast<int64_t>(rank), reason);
-    alone = reason;
+    const std::string text = reason(votes[rank]);
+    if (!text.empty()) sayings.add(static_cast<int64_t>(rank), text);
   }
-  return votes.size() == 1 ? alone : sayings.text();
+  return sayings.text();
 }
 
 //! The first kind that every rank can have.
@@ -89,17 +90,14 @@ std::optional<MemoryKind> choose_kind(const std::string& name, const std::vector
 void warn_of_unknown_nodes(const std::string& name, const std::vector<Vote>& votes,
                            std::vector<std::string>* warnings) {
   Sayings sayings;
-  bool any = false;
   for (size_t rank = 0; rank < votes.size(); ++rank) {
     const Vote& vote = votes[rank];
     if (vote.gpu_node >= 0 || vote.limits.nodes.size() < 2) continue;
-    any = true;
     sayings.add(static_cast<int64_t>(rank), "no NUMA node next to its GPU is known");
   }
-  if (any) {
-    warnings->push_back(
-        concat("table '", name, "': numa gpu: the default is taken: ", sayings.text()));
-  }
+  const std::string who = sayings.text();
+  if (who.empty()) return;
+  warnings->push_back(concat("table '", name, "': numa gpu: the default is taken: ", who));
 }
 
 std::vector<Copy> make_copies(const TableOptions& options, MemoryKind kind,
