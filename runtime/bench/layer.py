@@ -34,7 +34,8 @@ from ..row import num_blocks, packed_row_bytes
 from ..tables import Tables
 from .gpu import OURS, Case, Target, expect, load_torch
 from .lookup import COLUMNS, HEAD_DIM
-from .lookup_host import tensor_at, uniform_ids
+from .lookup_host import tensor_at
+from .made_up_rows import uniform_ids
 from .rivals import Rivals
 from .tables import made_up_store
 
@@ -79,7 +80,8 @@ def cases(tokens: Sequence[int], table_gb: float, rivals: Rivals | None) -> Iter
     torch.manual_seed(0)
     num_bytes = int(table_gb * 1e9)
     config = config_of_size(num_bytes, layers=(_LAYER,))
-    ids = uniform_ids(EngramLayout(config), max(tokens))
+    most = max(tokens)
+    ids = uniform_ids(EngramLayout(config), most, np.random.default_rng(most))
     hidden = torch.randn(max(tokens), _HC_MULT, _HIDDEN, device="cuda").bfloat16()
     weights = random_weights(np.random.default_rng(0), _HC_MULT, _HIDDEN, _IN)
     with made_up_store(num_bytes) as store, Tables() as tables:

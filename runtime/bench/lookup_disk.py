@@ -13,13 +13,13 @@ import numpy.typing as npt
 from trtllm_engram.builder import EngramLayout
 from trtllm_engram.builder.checkpoint import VALUES
 from trtllm_engram.builder.files import check_free_bytes
-from trtllm_engram.builder.formula import row_bytes
 from trtllm_engram.builder.made_up import config_of_size
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.plugins.errors import EngramError
 
-from .. import _native, demo_check
+from .. import _native
 from ..tables import Tables
+from .made_up_rows import made_up_rows, uniform_ids
 from .measure import Measurement, median_seconds
 from .tables import write_store
 
@@ -48,19 +48,15 @@ class _Bench:
         manifest = read_manifest(self.store)
         span = manifest.span(self.store, manifest.layers[_LAYER][VALUES])
         self.file, self._num_pages = span.file, span.nbytes // _PAGE_BYTES
-        self._primes = EngramLayout(self.config).primes.reshape(-1)
+        self._layout = EngramLayout(self.config)
         self._rng = np.random.default_rng(0)
 
     def ids(self, num_tokens: int) -> _Ids:
-        first_rows = np.cumsum(self._primes) - self._primes
-        shape = (num_tokens, self._primes.size)
-        return (first_rows + self._rng.integers(0, self._primes, shape)).astype(np.int32)
+        return uniform_ids(self._layout, num_tokens, self._rng)
 
     def check(self, tables: Tables) -> None:
         ids = self.ids(_CHECKED_TOKENS)
-        values, scales = row_bytes(self.config, _LAYER, ids.ravel(), _SEED)
-        places = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
-        expected = demo_check.rows(values, scales, places)
+        expected = made_up_rows(self.config, _LAYER, ids, _SEED)
         if not np.array_equal(tables.lookup(_NAME, ids).view(np.int16), expected.view(np.int16)):
             raise EngramError("lookup: expected the rows of the table, found others")
 

@@ -15,19 +15,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trtllm_engram.builder import EngramLayout
-from trtllm_engram.builder.formula import row_bytes
 from trtllm_engram.builder.made_up import config_of_size
 
-from .. import _native, demo_check
+from .. import _native
 from ..call import Call
 from ..lookup_call import take_ids, to_bf16, to_mxfp8, to_packed
 from ..row import num_blocks, packed_row_bytes
 from ..tables import Tables
 from .gpu import OURS, Case, Target, expect, load_torch
 from .lookup import COLUMNS, HEAD_DIM, empty_operands, empty_packed, same_operands
+from .made_up_rows import made_up_rows, uniform_ids
 from .rivals import VLLM, Rivals
 from .tables import made_up_store
 
@@ -57,10 +56,8 @@ def cases(
         table = HostTable(_native.table_view(_NAME, torch.cuda.current_device()), bool(rivals))
         rates = _measure_rates(table.values)
         for count in tokens:
-            ids = uniform_ids(layout, count)
-            values, scales = row_bytes(config, _LAYER, ids[:_CHECKED_TOKENS].ravel(), _SEED)
-            places = np.arange(len(values), dtype=np.int32).reshape(-1, COLUMNS)
-            expected = demo_check.rows(values, scales, places)
+            ids = uniform_ids(layout, count, np.random.default_rng(count))
+            expected = made_up_rows(config, _LAYER, ids[:_CHECKED_TOKENS], _SEED)
             put = torch.tensor(ids, device="cuda")
             for case in _of_ids(put, table, rivals, explain, expected):
                 yield replace(case, read_rates=rates)
@@ -178,14 +175,6 @@ def _targets(num_tokens: int) -> list[Target]:
     if 16 <= num_tokens <= 256:
         return [Target(VLLM, ratio=0.5)]
     return [Target(VLLM, ratio=1 / 3)] if num_tokens >= 4096 else []
-
-
-def uniform_ids(layout: EngramLayout, num_tokens: int) -> npt.NDArray[np.int32]:
-    rng = np.random.default_rng(num_tokens)
-    primes, offsets = layout.primes[0].ravel(), layout.offsets[0]
-    rows = rng.integers(primes, size=(num_tokens, COLUMNS))
-    ids: npt.NDArray[np.int32] = (rows + offsets).astype(np.int32)
-    return ids
 
 
 def tensor_at(address: int, shape: tuple[int, int]) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import shlex
 import sys
@@ -45,7 +46,10 @@ _OPTIONS = {
     "lookup": ("tokens", "rivals", "plot", "output", "place", "explain"),
     "disk": ("tokens", "place", "file_gb", "dir"),
 }
-_ON_DISK = "lookup --place disk"
+_CALLED = {
+    "gpu": ", ".join([name for name in GPU_BENCHES if name != "lookup"] + ["gpu"]),
+    "disk": "lookup --place disk",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,12 +136,9 @@ def run(args: argparse.Namespace) -> int:
         kind = "disk"
     for option in {option for options in _OPTIONS.values() for option in options}:
         if getattr(args, option) is not None and option not in _OPTIONS[kind]:
-            having = [name for name, options in _OPTIONS.items() if option in options]
-            others = [name for name in GPU_BENCHES if name != "lookup"]
-            names = ", ".join(having).replace("gpu", ", ".join([*others, "gpu"]))
-            names = names.replace("disk", _ON_DISK)
-            name = option.replace("_", "-")
-            found = _ON_DISK if kind == "disk" else args.name
+            having = [_CALLED.get(name, name) for name in _OPTIONS if option in _OPTIONS[name]]
+            name, names = option.replace("_", "-"), ", ".join(having)
+            found = _CALLED["disk"] if kind == "disk" else args.name
             raise InputError(f"--{name}: expected with the benchmarks {names}, found {found}")
     if args.table_gb is None:
         args.table_gb = _default_table_gb(args, kind)
@@ -238,6 +239,15 @@ def _gpu_line(result: gpu.Result, rivals: list[str]) -> list[object]:
     return [*line, notes]
 
 
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder in this one, for files to measure; gone at the end."""
+    with writing(folder):
+        scratch = tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=folder)
+    with scratch as name:
+        yield Path(name)
+
+
 def _run_ops(args: argparse.Namespace) -> int:
     folder = Path(args.dir or tempfile.gettempdir())
     with console.status(args) as note:
@@ -246,10 +256,8 @@ def _run_ops(args: argparse.Namespace) -> int:
         note("hash")
         measurements += bench_hash()
         note("files")
-        with writing(folder):
-            scratch = tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=folder)
-        with scratch as name:
-            measurements += bench_files(Path(name), int(args.file_gb * _GB))
+        with _scratch(folder) as scratch:
+            measurements += bench_files(scratch, int(args.file_gb * _GB))
     sizes = {"table_gb": args.table_gb, "file_gb": args.file_gb, "folder": str(folder)}
     _report(args, measurements, sizes)
     return 0
@@ -270,11 +278,9 @@ def _run_disk(args: argparse.Namespace) -> int:
     measurements = []
     with console.status(args) as note:
         note("files")
-        with writing(folder):
-            scratch = tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=folder)
-        with scratch as name:
+        with _scratch(folder) as scratch:
             file_bytes, tokens = int(args.file_gb * _GB), args.tokens or lookup_disk.TOKENS
-            for one in lookup_disk.bench_lookup_disk(Path(name), file_bytes, tokens):
+            for one in lookup_disk.bench_lookup_disk(scratch, file_bytes, tokens):
                 note(one.name)
                 measurements.append(one)
     _report(args, measurements, {"file_gb": args.file_gb, "folder": str(folder)})
@@ -286,10 +292,8 @@ def _run_tables(args: argparse.Namespace) -> int:
     memory = args.memory or "memfd"
     with console.status(args) as note:
         note("load")
-        with writing(folder):
-            scratch = tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-", dir=folder)
-        with scratch as name:
-            figures = tables.bench_load(Path(name), int(args.file_gb * _GB), args.ranks, memory)
+        with _scratch(folder) as scratch:
+            figures = tables.bench_load(scratch, int(args.file_gb * _GB), args.ranks, memory)
         with tables.made_up_store(int(args.table_gb * _GB)) as store:
             note("memory")
             figures += tables.bench_memory(store, args.ranks, memory)
@@ -339,12 +343,10 @@ def _print_ops(measurements: list[Measurement], sizes: dict[str, object]) -> Non
 
 
 def _print_machine(sizes: dict[str, object], out: Console) -> None:
-    pairs: list[tuple[str, object]] = [
-        ("machine", machine_name()),
-        ("file", f"{sizes['file_gb']:g} GB in {sizes['folder']}"),
-    ]
+    pairs: list[tuple[str, object]] = [("machine", machine_name())]
     if "table_gb" in sizes:
-        pairs.insert(1, ("table", f"{sizes['table_gb']:g} GB in memory"))
+        pairs.append(("table", f"{sizes['table_gb']:g} GB in memory"))
+    pairs.append(("file", f"{sizes['file_gb']:g} GB in {sizes['folder']}"))
     console.print_pairs(pairs, out)
 
 
