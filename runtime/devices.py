@@ -60,8 +60,9 @@ def choose_device(device: str) -> str:
     ordinal = parse_device(device)
     if ordinal is not None:
         require_gpu(device)
-        if ordinal >= num_gpus():
-            raise InputError(f"device: expected cuda:N below cuda:{num_gpus()}, found {device!r}")
+        count = num_gpus()
+        if ordinal >= count:
+            raise InputError(f"device: expected cuda:N below cuda:{count}, found {device!r}")
     return device
 
 

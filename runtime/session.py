@@ -164,7 +164,8 @@ class EngramSession:
             on_cpu = self._ordinal is None
             ids = step.hash_ids[:, index] if on_cpu else _LayerIds(step.hash_ids, index)
             rows = self._bound.lookup(table_name(layer_id), ids)
-            self._bound.raise_fault(table_name(layer_id))  # now, not with the next step
+            if on_cpu:  # of rows on disk: now, not with the next step
+                self._bound.raise_fault(table_name(layer_id))
             return rows
         table = self.store.table(layer_id)
         if self._ordinal is None:

@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
     texts = [Path(name) for name in args.text if name != "-"]
     if args.output is not None:
-        refuse_to_replace(args.output, [*store.manifest.files(args.store), *texts])
+        store.check_output(args.output)
+        refuse_to_replace(args.output, texts)
     layout = store.layout
     hot_bytes = int(args.gib * _GIB)
     with console.progress(args, "counting", "texts") as report:
