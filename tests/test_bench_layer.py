@@ -2,6 +2,7 @@
 """bench layer: what it holds results against, and what it asks; never how fast anything is."""
 
 import sys
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -48,11 +49,11 @@ def test_a_layer_of_other_inputs_is_not(case, part):
     elif part == "row":
         values[[0, 1]] = values[[1, 0]]
     elif part == "weight":
-        weights = weights._replace(wkv_weight=np.roll(weights.wkv_weight, 1, axis=0))
+        weights = replace(weights, wkv_weight=np.roll(weights.wkv_weight, 1, axis=0))
     elif part == "hidden":
         hidden[2] *= np.array(1.0625, ml_dtypes.bfloat16)
     else:
-        weights = weights._replace(k_weight=-weights.k_weight)
+        weights = replace(weights, k_weight=-weights.k_weight)
     assert not layer.is_right(run(values, scales, hidden, weights), expected)
 
 

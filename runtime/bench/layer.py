@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -31,6 +31,7 @@ from .. import _native, demo_check, ops
 from ..compare.report import HIDDEN_LIMIT_BF16_ULPS
 from ..engine import Engine
 from ..row import num_blocks, packed_row_bytes
+from ..store import LayerWeights
 from ..tables import Tables
 from .gpu import OURS, Case, Target, expect, load_torch
 from .lookup import COLUMNS, HEAD_DIM
@@ -52,15 +53,6 @@ _EPS = 1e-6
 _WEIGHT_SCALES = 122, 124  # outputs of the projection are then about 1
 _ENGINE_RATIO = 1.05  # of the same ops without TensorRT
 _CLOSE = 2.0**-5  # between contenders, whose keys round apart: relative, and absolute
-
-
-class Weights(NamedTuple):
-    """A layer's, in host memory: nodes.Weights."""
-
-    wkv_weight: npt.NDArray[np.uint8]
-    wkv_scale: npt.NDArray[np.uint8]
-    q_weight: npt.NDArray[Any]
-    k_weight: npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ def targets(num_tokens: int) -> list[Target]:
 
 def random_weights(
     rng: np.random.Generator, hc_mult: int, hidden_size: int, in_features: int
-) -> Weights:
+) -> LayerWeights:
     """FP8 without NaN, up to 1.875; gate weights from 0.5 to 2."""
     out_features = (hc_mult + 1) * hidden_size
     weight = rng.integers(0, 256, (out_features, in_features), np.uint8)
@@ -112,14 +104,14 @@ def random_weights(
     blocks = (num_blocks(out_features), num_blocks(in_features))
     scale = rng.integers(*_WEIGHT_SCALES, blocks, np.uint8)
     q_weight, k_weight = rng.uniform(0.5, 2, (2, hc_mult, hidden_size)).astype(ml_dtypes.bfloat16)
-    return Weights(weight, scale, q_weight, k_weight)
+    return LayerWeights(weight, scale, q_weight, k_weight)
 
 
 def reference(
     values: npt.NDArray[np.uint8],
     scales: npt.NDArray[np.uint8],
     hidden: npt.NDArray[Any],
-    weights: Weights,
+    weights: LayerWeights,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """What demo_check.gate gives for tokens with the rows values [T, C, D], scales [T, C, D/32]."""
     num_tokens, columns, head_dim = values.shape
@@ -142,7 +134,7 @@ def has_tensorrt() -> bool:
     return any(importlib.util.find_spec(name) for name in TENSORRT_MODULES)
 
 
-def build_engine(weights: Weights, fingerprint: str, max_tokens: int) -> Engine:
+def build_engine(weights: LayerWeights, fingerprint: str, max_tokens: int) -> Engine:
     """The layer alone, from ids [T, 1, C] and hidden to out, for the table _TABLE."""
     builder = EngineBuilder()
     net = builder.network
@@ -164,7 +156,7 @@ Check = Callable[[str, int, str, Any, Any], None]
 
 
 def _checker(
-    config: EngramConfig, ids: npt.NDArray[np.int32], hidden: Any, weights: Weights
+    config: EngramConfig, ids: npt.NDArray[np.int32], hidden: Any, weights: LayerWeights
 ) -> Check:
     """Of a contender's streams: the first tokens against numpy, all against ours."""
     torch = load_torch()
@@ -243,7 +235,7 @@ def _between(num_tokens: int) -> list[Any]:
     return [torch.empty(num_tokens, n, device="cuda", dtype=torch.bfloat16) for n in widths]
 
 
-def _on_gpu(weights: Weights) -> Model:
+def _on_gpu(weights: LayerWeights) -> Model:
     torch = load_torch()
     view = _native.table_view(_TABLE, torch.cuda.current_device())
     shapes = ((view.num_rows, HEAD_DIM), (view.num_rows, num_blocks(HEAD_DIM)))
