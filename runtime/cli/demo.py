@@ -22,7 +22,7 @@ from . import console
 EXAMPLE = "trtllm-engram demo --keep engram-demo"
 
 _NAMES = {CPU: "CPU", "cuda:0": "GPU"}
-_EXAMPLES = "tensorrt_network.py, polygraphy/, trtllm_build/, triton/, session.py"
+_EXAMPLES = "tensorrt_network.py, polygraphy/, trtllm_build/, triton/"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def print_report(report: Report, seconds: float, kept: Path | None, out: Console
         pairs.append(("" if place else "not run", f"{part}: {why}"))
     if kept is not None:
         pairs.append(("kept", f"{kept}; try: trtllm-engram inspect {kept / 'store'}"))
-    pairs.append(("examples", _EXAMPLES))
+    pairs.append(("see", f"examples/: {_EXAMPLES}"))
     console.print_pairs(pairs, out)
     out.print()
     out.print(_verdict(report, seconds))
