@@ -19,7 +19,7 @@ import pytest
 from checkpoints import small_checkpoint
 from command_line import COMMAND, TEXT
 from safetensors.numpy import load_file
-from triton_server import client, make_python, serve, table_memory
+from triton_server import client, make_python, serve, table_memory, wait_until
 
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.runtime import Group, Tables, open_store
@@ -372,6 +372,7 @@ def table_bytes(store):
 
 def test_two_instances_share_one_table(server, store):
     """Both models have two: the memory of all four is that of two tables."""
+    wait_until(lambda: len(server.stubs()) == 4)
     stubs = server.stubs()
     assert len(stubs) == 4
     assert_shared(stubs, 2, 2 * table_bytes(store))
@@ -419,6 +420,7 @@ def bench(server, capsys, *options):
 
 
 def test_the_benchmark_checks_and_weighs(server, capsys):
+    wait_until(lambda: len(server.stubs()) == 4)  # those of a model just unloaded end in a while
     code, found = bench(server, capsys, "--sequence-model", "turns")
     assert (code, found["errors"]) == (0, [])
     assert all(kind["requests"] > 0 for kind in found["kinds"])
@@ -458,11 +460,6 @@ def test_unload_and_reload_leak_nothing(server, store, folder):
         assert wanted.shape == (1, 4, 2, 4)
         used.update(regions())
         connection.unload_model("again")
-
-    def wait_until(holds):
-        deadline = time.monotonic() + 30
-        while not holds() and time.monotonic() < deadline:
-            time.sleep(0.05)
 
     def at_rest():
         before = state()

@@ -15,7 +15,7 @@ import sysconfig
 import time
 import urllib.request
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,12 @@ def table_memory(pid: int) -> dict[str, int]:
 
 
 def _pss(pid: int) -> int:
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return int(re.search(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)[1]) * 1024
+    """0 of a process that has ended, as stubs of a model just unloaded do."""
+    with contextlib.suppress(OSError):
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        if found := re.search(r"^Pss: +(\d+) kB", rollup, re.MULTILINE):
+            return int(found[1]) * 1024
+    return 0
 
 
 @contextlib.contextmanager
@@ -151,6 +155,13 @@ def serve(
             yield server
         finally:
             server.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Or for half a minute: a test then says what does not hold."""
+    deadline = time.monotonic() + 30
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def free_ports(count: int) -> list[int]:
