@@ -90,13 +90,15 @@ class Layer:
 
 
 class Network:
-    """An INetworkDefinition. `tables` binds names for EngramLookup."""
+    """An INetworkDefinition. `tables` binds names for EngramLookup; `gather` gives, for
+    a rank's part of a tensor, those of all ranks."""
 
     def __init__(self) -> None:
         self.layers: list[Layer] = []
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         self.tables: Mapping[str, Any] = {}
+        self.gather: Callable[[np.ndarray], list[np.ndarray]] | None = None
 
     def add(self, function: Any, inputs: list[Tensor], *shapes: Any) -> Layer:
         return Layer(self, f"layer {len(self.layers)}", inputs, function, list(shapes))
@@ -108,6 +110,9 @@ class Network:
     def add_constant(self, shape: Any, weights: Any) -> Layer:
         array = weights.array().reshape(shape)
         return self.add(lambda: (array,), [], (weights.dtype, tuple(shape)))
+
+    def add_identity(self, x: Tensor) -> Layer:
+        return self.add(lambda value: (value,), [x], (x.dtype, x.shape))
 
     def add_shuffle(self, x: Tensor) -> Layer:
         def run(value: np.ndarray, shape: np.ndarray | None = None) -> Any:
@@ -267,10 +272,13 @@ def lookup_plugin(fields: Any, ids: Tensor) -> Any:
 
 
 def project_plugin(fields: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Any:
+    laid_back = {"row_major": lambda laid: laid, "sm90_v1": reference.row_major_of_sm90_v1}
+
     def run(_: Any, x: Any, weight: Any, scale: Any) -> Any:
         blocks = tuple(-(-size // 32) for size in (len(weight), x.shape[1]))
         scales = scale.view(np.uint8)[: blocks[0] * blocks[1]].reshape(blocks)
-        return (ops.project(x, weight.view(np.uint8), scales),)
+        plain = laid_back[fields["weight_layout"]](weight.view(np.uint8))
+        return (ops.project(x, plain, scales),)
 
     return run, [("BF16", (x.shape[0], weight.shape[0]))]
 

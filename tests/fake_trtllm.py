@@ -73,6 +73,19 @@ def _create_tensor(trt_tensor: Any, producer: Any) -> Tensor:
     return Tensor.of(trt_tensor)
 
 
+def allgather(tensor: Tensor, group: list[int], gather_dim: int = 0) -> Tensor:
+    one, net = tensor.trt_tensor, default_trtnet()
+    shape = list(one.shape)
+    shape[gather_dim] *= len(group)
+
+    def run(part: np.ndarray) -> np.ndarray:
+        parts = net.gather(part)
+        assert len(parts) == len(group)
+        return np.concatenate(parts, gather_dim)
+
+    return op(run, tensor, shape=tuple(shape))
+
+
 class Module:
     def __init__(self) -> None:
         self._modules: dict[str, Any] = {}
@@ -137,6 +150,7 @@ class Mapping:
         for name, value in extra.items():
             setattr(self, name, value)
 
+    tp_group = property(lambda self: [self.pp_rank * self.tp_size + r for r in range(self.tp_size)])
     pp_rank = property(lambda self: self.rank // self.tp_size)
 
     def is_first_pp_rank(self) -> bool:

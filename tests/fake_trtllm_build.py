@@ -118,6 +118,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
         "tensorrt_llm.functional",
         Tensor=fake_trtllm.Tensor,
         _create_tensor=fake_trtllm._create_tensor,
+        allgather=fake_trtllm.allgather,
     )
     add("tensorrt_llm.module", Module=fake_trtllm.Module)
     add("tensorrt_llm.parameter", Parameter=fake_trtllm.Parameter)
@@ -136,7 +137,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 def build(
     version, checkpoint, model_file, name, *,
-    rank=0, packed=True, fusion=False, weights=True, paged=None, **settings,
+    rank=0, tp_size=None, packed=True, fusion=False, weights=True, paged=None, **settings,
 ) -> Any:  # fmt: skip
     """trtllm-build's steps in its order: model file, config, model, network. `paged`: tokens of a
     block, where there is a paged KV cache."""
@@ -150,6 +151,7 @@ def build(
     config = MODEL_MAP[config["architecture"]].config_class(**config)
     config = copy.deepcopy(config)
     config.mapping.rank = rank
+    config.mapping.tp_size = tp_size or config.mapping.tp_size
     model = (
         model_class.from_checkpoint(checkpoint, config=config) if weights else model_class(config)
     )

@@ -214,6 +214,16 @@ def weights(weight, scale):
     return fp8_values(weight) * factors[:out_features, :in_features]
 
 
+def row_major_of_sm90_v1(laid):
+    """FP8 [out, in] of the bytes of weight_layout.py's sm90_v1."""
+    rows, inner = laid.shape
+    places = laid.view("<u2").reshape(rows // 16, inner // 32, 8, 4, 2, 2, 2)  # R K r q j h e
+    high = places >> 8 & 0x80 | places >> 4 & 0x7F
+    low = places >> 4 & 0x80 | places >> 8 & 0x70 | places & 0xF
+    both = np.stack([high, low], axis=1)  # R g K r q j h e
+    return both.transpose(0, 1, 3, 2, 5, 6, 4, 7).reshape(rows, inner).astype(np.uint8)
+
+
 def project(x, weight, scale):
     """x W^T as float64, and the sums of the absolute terms, which bound the error of FP32 sums."""
     inputs, factors = bf16_values(x), weights(weight, scale)

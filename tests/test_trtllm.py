@@ -2,6 +2,9 @@
 """Models for trtllm-build, over small fakes of TensorRT-LLM's versions: what the networks compute,
 what they are made of, and what is refused. The real front end was run by hand: docs/trtllm.md."""
 
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from trtllm_checkpoints import NUM_LAYERS, STORE, base_checkpoint, decode
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.builder.trtllm import MODEL_FILE
 from trtllm_engram.builder.trtllm.checkpoint import write_checkpoint
+from trtllm_engram.builder.weight_layout import LAYOUTS
 from trtllm_engram.runtime import open_store
 
 GPT_FILE = Path(__file__).resolve().parents[1] / "examples/trtllm_build/gpt_model.py"
@@ -43,10 +47,11 @@ def store(tmp_path_factory):
 def checkpoint(store, tmp_path):
     """Makes a base and the checkpoint with the store's layers; returns both."""
 
-    def make(history="explicit", family=LLAMA, **changes):
+    def make(history="explicit", family=LLAMA, projection=None, **changes):
         changes.setdefault("architecture", BASES[family])
         base = base_checkpoint(tmp_path / "base", store, **changes)
-        write_checkpoint(store, base, tmp_path / "output", history=history, architecture=family[1])
+        options = {"history": history, "architecture": family[1], **(projection or {})}
+        write_checkpoint(store, base, tmp_path / "output", **options)
         return base, tmp_path / "output"
 
     return make
@@ -133,6 +138,40 @@ def test_every_tensor_parallel_rank_has_the_layers(version, store, checkpoint):
         net = build(version, output, *LLAMA, use_cache=False, rank=rank)
         out = run(net, store, packed_feeds([TOKENS], [0]))["hidden"]
         np.testing.assert_array_equal(bits(out), bits(decode(store, base, TOKENS)))
+
+
+@pytest.mark.parametrize("weight_layout", LAYOUTS)
+def test_tensor_parallel_ranks_share_a_projection(version, store, checkpoint, weight_layout):
+    """Each rank makes half of kv, and gathers the other's: the same bits as one that has all."""
+    base, output = checkpoint(
+        "whole_prompt",
+        mapping={"tp_size": 2, "world_size": 2},
+        projection={"split_projection": True, "weight_layout": weight_layout},
+    )
+    files = [load_file(output / f"rank{rank}.safetensors") for rank in range(2)]
+    assert [file["engram.layer_1.words"].shape[0] for file in files] == [64, 64]
+    nets = [build(version, output, *LLAMA, use_cache=False, rank=rank) for rank in range(2)]
+    ranks = gathering(nets)
+    with ThreadPoolExecutor(2) as pool:
+        outs = list(pool.map(lambda net: run(net, store, packed_feeds([TOKENS], [0])), ranks))
+    for out in outs:
+        np.testing.assert_array_equal(bits(out["hidden"]), bits(decode(store, base, TOKENS)))
+
+
+def gathering(nets):
+    """Networks whose ranks, each in a thread of its own, hand each other their parts."""
+    parts, everyone = [None] * len(nets), threading.Barrier(len(nets), timeout=300)
+
+    def gather(rank, part):
+        parts[rank] = part
+        everyone.wait()
+        whole = list(parts)
+        everyone.wait()
+        return whole
+
+    for rank, net in enumerate(nets):
+        net.gather = functools.partial(gather, rank)
+    return nets
 
 
 def test_the_first_pipeline_stage_has_them(version, store, checkpoint):
@@ -300,6 +339,11 @@ REFUSED = {
         {"mapping": {"pp_size": 3, "world_size": 3}},
         {"rank": 1},
         "expected layers of the first of 3 pipeline stages, found layer 2",
+    ),
+    "a projection split for others": (
+        {"mapping": {"tp_size": 2, "world_size": 2}, "projection": {"split_projection": True}},
+        {"tp_size": 1},
+        "mapping.tp_size: expected 2, as many ranks as trtllm-checkpoint split the projection",
     ),
     "context parallelism": (
         {"mapping": {"cp_size": 2, "world_size": 2}},

@@ -18,6 +18,7 @@ from trtllm_checkpoints import STORE, base_checkpoint
 
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.builder.trtllm import MODEL_FILE
+from trtllm_engram.builder.weight_layout import lay_weight
 from trtllm_engram.runtime import open_store
 from trtllm_engram.runtime.cli import main
 
@@ -67,6 +68,8 @@ def test_what_is_written(write, folder, tmp_path):
             "history": "whole_prompt",
             "fingerprint": store.manifest.fingerprint,
             "tables": {"1": "engram_1", "2": "engram_2"},
+            "weight_layout": "row_major",
+            "projection_ranks": 1,
             "config": store.config.to_dict(),
         }
     )
@@ -80,6 +83,25 @@ def test_what_is_written(write, folder, tmp_path):
     np.testing.assert_array_equal(scales[: weights.wkv_scale.size], weights.wkv_scale.reshape(-1))
     for name, value in (("query", weights.q_weight), ("key", weights.k_weight)):
         np.testing.assert_array_equal(tensors[f"engram.layer_2.{name}"], value)
+
+
+def test_a_projection_split_among_ranks(write, folder, tmp_path):
+    """Each rank's file has its part, in the layout that was asked for."""
+    options = ("--split-projection", "--weight-layout", "sm90_v1")
+    code, out, _ = write(*options, mapping={"tp_size": 2, "world_size": 2})
+    assert code == 0
+    assert "sm90_v1, split among 2 ranks" in out
+    files = [load_file(tmp_path / f"output/rank{rank}.safetensors") for rank in range(2)]
+    words = [file["engram.layer_2.words"].view(np.uint8) for file in files]
+    laid = lay_weight(open_store(folder / "store").weights(2).wkv_weight, "sm90_v1")
+    np.testing.assert_array_equal(np.concatenate(words), laid)
+
+
+def test_ranks_that_do_not_divide_a_projection(write, tmp_path):
+    code, _, err = write("--split-projection", mapping={"tp_size": 3, "world_size": 3})
+    assert code == 2
+    assert "tensor-parallel ranks: expected a number that cuts 128 outputs" in only_line(err)
+    assert not (tmp_path / "output").exists()
 
 
 def test_a_mixed_precision_base_keeps_its_second_config(write, tmp_path):

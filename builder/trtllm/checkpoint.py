@@ -5,10 +5,12 @@ The tables stay in the store. A rank's file has the base's tensors, unchanged, a
 pipeline stage, where token ids come in, these:
 
     engram.token_map            INT32 [vocab]
-    engram.layer_{i}.words      INT32 [(hc_mult+1)*hidden, C*D/4]: wkv.weight, four bytes a word
+    engram.layer_{i}.words      INT32 [out, C*D/4]: wkv.weight in weight_layout, four bytes a word
     engram.layer_{i}.scales     INT32 [words]: wkv.scale, four bytes a word, the last one padded
     engram.layer_{i}.query      BF16 [hc_mult, hidden]: q_weight
     engram.layer_{i}.key        BF16 [hc_mult, hidden]: k_weight
+
+where out is (hc_mult+1)*hidden, or of a projection split among ranks this rank's part of it.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from trtllm_engram.builder.safetensors_file import (
     read_header,
     shown,
 )
+from trtllm_engram.builder.tensor_parallel import rank_projection
 from trtllm_engram.builder.trtllm.section import (
     ARCHITECTURE,
     LAYER_TENSORS,
@@ -50,6 +53,7 @@ from trtllm_engram.builder.trtllm.section import (
     EngramSection,
     layer_prefix,
 )
+from trtllm_engram.builder.weight_layout import ROW_MAJOR, lay_weight
 from trtllm_engram.plugins.errors import InputError
 
 _QUANT_FILE = "quant_cfg.json"  # a mixed-precision checkpoint's second config
@@ -64,6 +68,8 @@ def write_checkpoint(
     *,
     architecture: str = ARCHITECTURE,
     history: str = "explicit",
+    weight_layout: str = ROW_MAJOR,
+    split_projection: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Writes folder `output`, config.json last; returns what config.json holds.
@@ -73,30 +79,39 @@ def write_checkpoint(
         base: a TensorRT-LLM checkpoint: config.json and rank0.safetensors and so on.
         architecture: the class that trtllm-build shall build, by --model_cls_name.
         history: a key of section.HISTORIES.
+        weight_layout: of the projection's weight; sm90_v1 is the fastest on GPUs of compute
+            capability 9.0, which alone take it.
+        split_projection: each rank of the base's tensor parallelism has its part of the
+            projection's outputs, not the whole of it.
 
     Raises:
         InputError: the base is no checkpoint, or none that this store's layers fit into.
     """
     base, output = Path(base), Path(output)
     config = _read_json(base / CONFIG_FILE)
+    tp_size, pp_size = _mapping(base / CONFIG_FILE, config)
+    num_ranks = tp_size if split_projection else 1
     section = EngramSection(
         base_architecture=str(config.get("architecture")),
         history=history,
         fingerprint=store.manifest.fingerprint,
         tables={layer_id: table_name(layer_id) for layer_id in store.config.layer_ids},
         config=store.config,
+        weight_layout=weight_layout,
+        projection_ranks=num_ranks,
     )
     _check_base(base / CONFIG_FILE, config, store)
     config |= {"architecture": architecture, "engram": section.to_dict()}
-    tensors = engram_tensors(store)
+    added = [_engram_tensors(store, section, rank) for rank in range(num_ranks)]
     plans = []
-    for rank, stage in enumerate(_stages(base / CONFIG_FILE, config)):
+    for rank in range(tp_size * pp_size):
         file = base / f"rank{rank}.safetensors"
         entries = read_header(file)
         own = [name for name in entries if name.startswith("engram.")]
         if own:
             raise InputError(f"{file}: expected no Engram tensors, found {shown(own[0])}")
-        plans.append((file.name, entries, tensors if stage == 0 else {}))
+        is_first_stage = rank < tp_size
+        plans.append((file.name, entries, added[rank % num_ranks] if is_first_stage else {}))
     total = sum(_num_bytes(entries, added) for _, entries, added in plans)
     with new_folder(output):
         check_free_bytes(output, total)
@@ -114,14 +129,17 @@ def write_checkpoint(
     return config
 
 
-def engram_tensors(store: ModelStore) -> dict[str, Host]:
-    """The parameters that a store adds to a model, by name."""
+def _engram_tensors(store: ModelStore, section: EngramSection, rank: int) -> dict[str, Host]:
+    """The parameters that a store adds to a rank's model, by name."""
     tensors: dict[str, Host] = {TOKEN_MAP: store.token_map}
     for layer_id in store.config.layer_ids:
         weights = store.weights(layer_id)
+        weight, scale = rank_projection(
+            weights.wkv_weight, weights.wkv_scale, rank, section.projection_ranks
+        )
         values = (
-            words(weights.wkv_weight),
-            words(weights.wkv_scale.reshape(-1)),
+            words(lay_weight(weight, section.weight_layout)),
+            words(scale.reshape(-1)),
             weights.q_weight,
             weights.k_weight,
         )
@@ -174,13 +192,13 @@ def _check_base(path: Path, config: Mapping[str, Any], store: ModelStore) -> Non
         )
 
 
-def _stages(path: Path, config: Mapping[str, Any]) -> list[int]:
-    """Of each rank's file the pipeline stage."""
+def _mapping(path: Path, config: Mapping[str, Any]) -> tuple[int, int]:
+    """tp_size and pp_size; rank r is of pipeline stage r // tp_size."""
     mapping = config.get("mapping") or {}
     sizes = [mapping.get(key, 1) for key in ("tp_size", "pp_size")]
     if not all(type(size) is int and size > 0 for size in sizes):
         raise InputError(f"{path}: mapping: expected tp_size and pp_size above 0, found {sizes}")
-    return [stage for stage in range(sizes[1]) for _ in range(sizes[0])]
+    return sizes[0], sizes[1]
 
 
 def _num_bytes(entries: Mapping[str, TensorEntry], added: Mapping[str, Host]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorrt as trt
 from tensorrt_llm._common import default_net, default_trtnet
-from tensorrt_llm.functional import Tensor, _create_tensor
+from tensorrt_llm.functional import Tensor, _create_tensor, allgather
 from tensorrt_llm.models import MODEL_MAP
 
 from trtllm_engram.builder.network import ITensor, Network
@@ -69,3 +69,10 @@ def request_input(name: str, like: Tensor, extra: int, sizes: Sequence[int] = ()
 def wrapped(tensor: ITensor, layer: Any) -> Tensor:
     """A layer's output, for TensorRT-LLM's functions; the layer gets a name of their kind."""
     return _create_tensor(tensor, layer)
+
+
+def gather_columns(tensor: ITensor, group: Sequence[int]) -> ITensor:
+    """[T, columns of all ranks of a group, by ascending rank] of each rank's [T, columns]."""
+    same = network().add_identity(tensor)
+    gathered = allgather(wrapped(same.get_output(0), same), list(group), gather_dim=1)
+    return gathered.trt_tensor

@@ -4,14 +4,15 @@ gate. Tables are bound at run time; everything else is a parameter, from rank{N}
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from tensorrt_llm.module import Module
 from tensorrt_llm.parameter import Parameter
 
 from trtllm_engram.builder import network
-from trtllm_engram.builder.config import EngramConfig
+from trtllm_engram.builder.config import SCALE_BLOCK
 from trtllm_engram.builder.layout import EngramLayout
 from trtllm_engram.builder.network import ITensor
 from trtllm_engram.builder.trtllm import front_end, phantom
@@ -22,19 +23,19 @@ CU_SEQLENS = "engram_cu_seqlens"
 LOOKBACK_IDS = "engram_lookback_ids"
 NEXT_LOOKBACK_IDS = "engram_next_lookback_ids"
 
-_BLOCK_BYTES, _WORD_BYTES = 32, 4
+_WORD_BYTES = 4
 
 
 class EngramMemory(Module):  # type: ignore[misc]
     """What a model owns once. Its name in the model is `engram`."""
 
-    def __init__(self, section: EngramSection, vocab_size: int, dtype: str) -> None:
+    def __init__(self, section: EngramSection, vocab_size: int, tp_group: Sequence[int]) -> None:
         super().__init__()
         self.section = section
         self.token_map = Parameter(shape=(vocab_size,), dtype="int32")
         for layer_id in section.config.layer_ids:
             name = layer_prefix(layer_id).rpartition(".")[2]
-            setattr(self, name, EngramLayer(section, layer_id))
+            setattr(self, name, EngramLayer(section, layer_id, tp_group))
         self._ids: ITensor = None
 
     def add_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -104,14 +105,17 @@ class EngramMemory(Module):  # type: ignore[misc]
 
 
 class EngramLayer(Module):  # type: ignore[misc]
-    """A layer's weights, named as section.py says, and its three plugins."""
+    """A layer's weights, named as section.py says, and its three plugins. tp_group: the ranks that
+    have the parts of a projection which is split."""
 
-    def __init__(self, section: EngramSection, layer_id: int) -> None:
+    def __init__(self, section: EngramSection, layer_id: int, tp_group: Sequence[int]) -> None:
         super().__init__()
         config = section.config
-        self.section, self.layer_id = section, layer_id
-        self.words = Parameter(shape=(config.kv_dim, config.row_dim // _WORD_BYTES), dtype="int32")
-        self.scales = Parameter(shape=(_num_scale_words(config),), dtype="int32")
+        self.section, self.layer_id, self.tp_group = section, layer_id, tp_group
+        num_outputs = config.kv_dim // section.projection_ranks
+        self.words = Parameter(shape=(num_outputs, config.row_dim // _WORD_BYTES), dtype="int32")
+        blocks = math.prod(-(-size // SCALE_BLOCK) for size in (num_outputs, config.row_dim))
+        self.scales = Parameter(shape=(-(-blocks // _WORD_BYTES),), dtype="int32")
         copies = (config.hc_mult, config.hidden_size)
         self.query = Parameter(shape=copies, dtype="bfloat16")
         self.key = Parameter(shape=copies, dtype="bfloat16")
@@ -123,18 +127,14 @@ class EngramLayer(Module):  # type: ignore[misc]
         net, stream = front_end.network(), hidden.trt_tensor
         copies = net.add_shuffle(stream)
         copies.reshape_dims = (-1, config.hc_mult, config.hidden_size)
-        out = network.engram_layer(
+        out = network.gate(
             net,
-            ids,
             copies.get_output(0),
-            _Tensors(*(getattr(self, name).value.trt_tensor for name in _PARAMETERS)),
-            table=self.section.tables[self.layer_id],
-            fingerprint=self.section.fingerprint,
-            layer=self.layer_id,
-            layer_idx=config.layer_ids.index(self.layer_id),
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            name=f"engram/layer_{self.layer_id}",
+            self._kv(ids),
+            self.query.value.trt_tensor,
+            self.key.value.trt_tensor,
+            config.rms_norm_eps,
+            name=f"engram/layer_{self.layer_id}/gate",
         )
         back = net.add_shuffle(out)
         if tuple(stream.shape).count(-1) <= 1:
@@ -143,23 +143,31 @@ class EngramLayer(Module):  # type: ignore[misc]
             back.set_input(1, net.add_shape(stream).get_output(0))
         return front_end.wrapped(back.get_output(0), back)
 
-
-@dataclass(frozen=True)
-class _Tensors:
-    """A layer's weights in the network."""
-
-    wkv_weight: ITensor
-    wkv_scale: ITensor
-    q_weight: ITensor
-    k_weight: ITensor
-
-
-_PARAMETERS = ("words", "scales", "query", "key")
-
-
-def _num_scale_words(config: EngramConfig) -> int:
-    rows, columns = (-(-size // _BLOCK_BYTES) for size in (config.kv_dim, config.row_dim))
-    return -(-rows * columns // _WORD_BYTES)
+    def _kv(self, ids: ITensor) -> ITensor:
+        """BF16 [T, (hc_mult+1)*hidden]."""
+        config, name = self.section.config, f"engram/layer_{self.layer_id}"
+        net = front_end.network()
+        rows = network.lookup(
+            net,
+            ids,
+            table=self.section.tables[self.layer_id],
+            fingerprint=self.section.fingerprint,
+            layer=self.layer_id,
+            layer_idx=config.layer_ids.index(self.layer_id),
+            head_dim=config.head_dim,
+            name=f"{name}/lookup",
+        )
+        kv = network.project(
+            net,
+            rows,
+            self.words.value.trt_tensor,
+            self.scales.value.trt_tensor,
+            self.section.weight_layout,
+            name=f"{name}/project",
+        )
+        if self.section.projection_ranks == 1:
+            return kv
+        return front_end.gather_columns(kv, self.tp_group)
 
 
 def _flat(tensor: Any) -> ITensor:

@@ -61,7 +61,8 @@ class EngramDecoderMixin:
             self._slot_bytes = phantom.slot_bytes(config)
         self.engram = None
         if config.mapping.is_first_pp_rank():  # where input_ids comes in
-            self.engram = EngramMemory(section, config.vocab_size, config.dtype)
+            group = config.mapping.tp_group
+            self.engram = EngramMemory(section, config.vocab_size, group)
             for layer_id in section.config.layer_ids:
                 _put_before(self.decoder_layers()[layer_id], self.engram, layer_id)
 
@@ -115,6 +116,11 @@ def _check_config(config: Any, section: EngramSection) -> None:
         raise InputError(
             f"hidden_size, hc_mult: expected {own.hidden_size}, {own.hc_mult} (engram.config), "
             f"found {config.hidden_size}, {getattr(config, 'hc_mult', 1)}"
+        )
+    if section.projection_ranks not in (1, mapping.tp_size):
+        raise InputError(
+            f"mapping.tp_size: expected {section.projection_ranks}, as many ranks as "
+            f"trtllm-checkpoint split the projection among, found {mapping.tp_size}"
         )
     here = mapping.pp_layers(config.num_hidden_layers)
     first = mapping.is_first_pp_rank()

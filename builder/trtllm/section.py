@@ -6,6 +6,8 @@ base_architecture   architecture of the decoder that the layers were added to
 history             where the tokens before a call come from: a key of HISTORIES
 fingerprint         of the tables' layout (engram.json of the store)
 tables              layer id, as a text, to the name that its table has at run time
+weight_layout       of the projection's weight in the rank files: one of weight_layout.LAYOUTS
+projection_ranks    1: each rank projects alone; else as many as share a tensor, each its columns
 config              the Engram keys of the model's config.json
 """
 
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_engram.builder.config import EngramConfig
+from trtllm_engram.builder.weight_layout import LAYOUTS, ROW_MAJOR
 from trtllm_engram.plugins.errors import InputError
 
 FORMAT_VERSION = 1
@@ -28,7 +31,16 @@ HISTORIES = {
 # Parameters of the model, without the layer's own prefix.
 TOKEN_MAP = "engram.token_map"
 LAYER_TENSORS = ("words", "scales", "query", "key")
-_KEYS = ("format_version", "base_architecture", "history", "fingerprint", "tables", "config")
+_KEYS = (
+    "format_version",
+    "base_architecture",
+    "history",
+    "fingerprint",
+    "tables",
+    "weight_layout",
+    "projection_ranks",
+    "config",
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,8 @@ class EngramSection:
     fingerprint: str
     tables: Mapping[int, str]
     config: EngramConfig
+    weight_layout: str = ROW_MAJOR
+    projection_ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.history not in HISTORIES:
@@ -50,6 +64,15 @@ class EngramSection:
             raise InputError(
                 f"engram.tables: expected a name for each layer of "
                 f"{list(self.config.layer_ids)}, found {list(self.tables)}"
+            )
+        if self.weight_layout not in LAYOUTS:
+            raise InputError(
+                f"engram.weight_layout: expected one of {', '.join(LAYOUTS)}, found "
+                f"{self.weight_layout!r}"
+            )
+        if type(self.projection_ranks) is not int or self.projection_ranks < 1:
+            raise InputError(
+                f"engram.projection_ranks: expected 1 or more, found {self.projection_ranks!r}"
             )
 
     @classmethod
@@ -69,6 +92,8 @@ class EngramSection:
             history=str(data["history"]),
             fingerprint=str(data["fingerprint"]),
             tables={int(layer_id): str(name) for layer_id, name in names.items()},
+            weight_layout=str(data["weight_layout"]),
+            projection_ranks=data["projection_ranks"],
             config=EngramConfig.from_dict(data["config"], where="engram.config"),
         )
 
@@ -79,6 +104,8 @@ class EngramSection:
             "history": self.history,
             "fingerprint": self.fingerprint,
             "tables": {str(layer_id): name for layer_id, name in self.tables.items()},
+            "weight_layout": self.weight_layout,
+            "projection_ranks": self.projection_ranks,
             "config": self.config.to_dict(),
         }
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trtllm_engram.builder.trtllm.checkpoint import write_checkpoint
 from trtllm_engram.builder.trtllm.section import ARCHITECTURE, HISTORIES
+from trtllm_engram.builder.weight_layout import LAYOUTS, ROW_MAJOR
 
 from ..store import open_store
 from . import console
@@ -43,6 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ARCHITECTURE,
         help=f"what --model_cls_name will be (default: {ARCHITECTURE}, for the Llama family)",
     )
+    parser.add_argument(
+        "--weight-layout",
+        choices=LAYOUTS,
+        default=ROW_MAJOR,
+        help="of the projection's weight (default: row_major, for any GPU); sm90_v1 is the fastest "
+        "on GPUs of compute capability 9.0, and for them alone",
+    )
+    parser.add_argument(
+        "--split-projection",
+        action="store_true",
+        help="give each tensor-parallel rank its part of the projection's outputs, to be gathered; "
+        "without, each rank has the whole of it",
+    )
     parser.add_argument("--checkpoint", metavar="DIR", help="where the store's checkpoint lies now")
     console.add_json_option(parser)
 
@@ -57,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
             args.output,
             architecture=args.model_class,
             history=args.history,
+            weight_layout=args.weight_layout,
+            split_projection=args.split_projection,
             progress=report,
         )
     seconds = time.perf_counter() - started
@@ -70,7 +88,14 @@ def run(args: argparse.Namespace) -> int:
         ("time", console.human_seconds(seconds)),
         ("decoder", f"{engram['base_architecture']}, as {args.model_class}"),
         ("history", args.history),
+        ("projection", _projection(engram)),
     ]
     pairs += [(f"layer {layer_id}", f"table {name}") for layer_id, name in engram["tables"].items()]
     console.print_pairs(pairs)
     return 0
+
+
+def _projection(engram: Mapping[str, Any]) -> str:
+    parts = engram["projection_ranks"]
+    where = "whole on each rank" if parts == 1 else f"split among {parts} ranks"
+    return f"{engram['weight_layout']}, {where}"
