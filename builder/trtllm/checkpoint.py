@@ -102,7 +102,7 @@ def write_checkpoint(
     )
     _check_base(base / CONFIG_FILE, config, store)
     config |= {"architecture": architecture, "engram": section.to_dict()}
-    added = [_engram_tensors(store, section, rank) for rank in range(num_ranks)]
+    parts = [_engram_tensors(store, section, rank) for rank in range(num_ranks)]
     plans = []
     for rank in range(tp_size * pp_size):
         file = base / f"rank{rank}.safetensors"
@@ -111,7 +111,7 @@ def write_checkpoint(
         if own:
             raise InputError(f"{file}: expected no Engram tensors, found {shown(own[0])}")
         is_first_stage = rank < tp_size
-        plans.append((file.name, entries, added[rank % num_ranks] if is_first_stage else {}))
+        plans.append((file.name, entries, parts[rank % num_ranks] if is_first_stage else {}))
     total = sum(_num_bytes(entries, added) for _, entries, added in plans)
     with new_folder(output):
         check_free_bytes(output, total)
