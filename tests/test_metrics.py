@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of lookups and their text for Prometheus; on a server: test_triton_server.py."""
+"""Counters of lookups and their text for Prometheus; on a server: test_triton_memory.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model repositories as `triton` writes them, and pieces of requests side by side, server or not.
 
-What a server makes of them: test_triton_server.py.
+What a server makes of them: test_triton_answers.py and its siblings.
 """
 
 from __future__ import annotations
