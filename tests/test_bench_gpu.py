@@ -108,7 +108,7 @@ def test_options_of_another_benchmark(argv, capsys):
 
 def test_options_of_a_table_on_disk(capsys):
     assert main(["bench", "lookup", "--place", "disk", "--output", "some.json"]) == 2
-    assert "layer, gpu, lookup, found lookup --place disk" in capsys.readouterr().err
+    assert "layer, gpu, lookup, prefetch, found lookup --place disk" in capsys.readouterr().err
     assert main(["bench", "hash", "--file-gb", "1"]) == 2
     assert "ops, tables, lookup --place disk, found hash" in capsys.readouterr().err
 

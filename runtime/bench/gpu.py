@@ -27,6 +27,7 @@ _FLUSH_FLOATS = 1 << 26  # 256 MiB
 _CEILING_FLOATS = 1 << 30
 _WARM_UP_TURNS = 3
 _TURNS = 51
+_EVENT_TURNS = 5
 
 
 @functools.cache
@@ -202,6 +203,21 @@ def expect(holds: bool, row: str, num_tokens: int, name: str) -> None:
     """Raises EngramError where a contender's result is not what it should be."""
     if not holds:
         raise EngramError(f"{row}, T = {num_tokens}: {name} gave another result")
+
+
+def event_us(work: Callable[[], Any], turns: int = _EVENT_TURNS) -> float:
+    """Microseconds of work on torch's current stream, the median, with whatever the L2 holds."""
+    torch = load_torch()
+    samples: list[float] = []
+    for turn in range(1 + turns):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        if turn > 0:
+            samples.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(samples)
 
 
 def machine() -> dict[str, str]:

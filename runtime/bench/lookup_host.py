@@ -8,8 +8,8 @@ Ceilings are the copy engine's rate and that of a kernel which reads host memory
 
 from __future__ import annotations
 
+import contextlib
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,22 +24,21 @@ from ..call import Call
 from ..lookup_call import take_ids, to_bf16, to_mxfp8, to_packed
 from ..row import num_blocks, packed_row_bytes
 from ..tables import Tables
-from .gpu import OURS, Case, Target, expect, load_torch
+from .gpu import OURS, Case, Target, event_us, expect, load_torch
 from .lookup import COLUMNS, HEAD_DIM, empty_operands, empty_packed, same_operands
 from .made_up_rows import made_up_rows, uniform_ids
 from .rivals import VLLM, Rivals
 from .tables import made_up_store
 
-_NAME = "bench"
+NAME = "bench"
 _LAYER = 1
 _SEED = 0
 _CHECKED_TOKENS = 64
 _CEILING_BYTES = 1 << 30
-_TURNS = 5
 _EXPLAINED_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 132)
 
 Path = tuple[_native.LookupPath, int]  # and the sorted one's blocks, 0 for the default
-_AUTO: Path = (_native.LookupPath.AUTO, 0)
+AUTO: Path = (_native.LookupPath.AUTO, 0)
 _DIRECT: Path = (_native.LookupPath.DIRECT, 0)
 
 
@@ -51,16 +50,23 @@ def cases(
     torch.manual_seed(0)
     config = config_of_size(int(table_gb * 1e9), layers=(_LAYER,))
     layout = EngramLayout(config)
-    with made_up_store(int(table_gb * 1e9)) as store, Tables() as tables:
-        tables.bind(_NAME, store, layer=_LAYER, scales="device", formula_seed=_SEED)
-        table = HostTable(_native.table_view(_NAME, torch.cuda.current_device()), bool(rivals))
-        rates = _measure_rates(table.values)
+    with bound_table(table_gb):
+        table = HostTable(_native.table_view(NAME, torch.cuda.current_device()), bool(rivals))
+        rates = measure_rates(table.values)
         for count in tokens:
             ids = uniform_ids(layout, count, np.random.default_rng(count))
             expected = made_up_rows(config, _LAYER, ids[:_CHECKED_TOKENS], _SEED)
             put = torch.tensor(ids, device="cuda")
             for case in _of_ids(put, table, rivals, explain, expected):
                 yield replace(case, read_rates=rates)
+
+
+@contextlib.contextmanager
+def bound_table(table_gb: float) -> Iterator[None]:
+    """NAME, a table of so many GB filled by the formula, with its scales in GPU memory."""
+    with made_up_store(int(table_gb * 1e9)) as store, Tables() as tables:
+        tables.bind(NAME, store, layer=_LAYER, scales="device", formula_seed=_SEED)
+        yield
 
 
 class HostTable:
@@ -98,14 +104,14 @@ def _to_bf16(
         return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
 
     first, others = empty(), empty().zero_()
-    contenders: dict[str, Callable[[], Any]] = {OURS: _look_up(ids, first, _AUTO)}
+    contenders: dict[str, Callable[[], Any]] = {OURS: look_up(ids, first, AUTO)}
     if rivals:
         contenders[VLLM] = rivals.vllm_lookup(table.values, table.host_scales, ids, others)
     if explain:
-        contenders["direct"] = _look_up(ids, others, _DIRECT)
+        contenders["direct"] = look_up(ids, others, _DIRECT)
         for blocks in _EXPLAINED_BLOCKS:
             path = (_native.LookupPath.SORTED, blocks)
-            contenders[f"sorted, {blocks}"] = _look_up(ids, others, path)
+            contenders[f"sorted, {blocks}"] = look_up(ids, others, path)
     row = "host lookup to BF16"
 
     def check(name: str, rows: Any) -> None:
@@ -134,7 +140,7 @@ def _packed(ids: Any) -> Case:
         expect(same, row, num_tokens, name)
 
     num_bytes = ids.numel() * packed_row_bytes(HEAD_DIM)
-    return Case(row, num_tokens, num_bytes, {OURS: lambda: look_up(_AUTO, outs[0])}, check)
+    return Case(row, num_tokens, num_bytes, {OURS: lambda: look_up(AUTO, outs[0])}, check)
 
 
 def _to_mxfp8(ids: Any) -> Case:
@@ -152,10 +158,10 @@ def _to_mxfp8(ids: Any) -> Case:
         expect(same, row, num_tokens, name)
 
     num_bytes = ids.numel() * packed_row_bytes(HEAD_DIM)
-    return Case(row, num_tokens, num_bytes, {OURS: lambda: look_up(_AUTO, outs[0])}, check)
+    return Case(row, num_tokens, num_bytes, {OURS: lambda: look_up(AUTO, outs[0])}, check)
 
 
-def _look_up(ids: Any, out: Any, path: Path) -> Callable[[], Any]:
+def look_up(ids: Any, out: Any, path: Path) -> Callable[[], Any]:
     def run() -> Any:
         call = Call("lookup", None, ids=ids, out=out)
         return to_bf16(call, _args(call, path))
@@ -164,7 +170,7 @@ def _look_up(ids: Any, out: Any, path: Path) -> Callable[[], Any]:
 
 
 def _args(call: Call, path: Path) -> _native.LookupArgs:
-    args = take_ids(call, _native.table_view(_NAME, call.device))
+    args = take_ids(call, _native.table_view(NAME, call.device))
     args.path, args.num_read_blocks = path
     return args
 
@@ -191,7 +197,7 @@ def tensor_at(address: int, shape: tuple[int, int]) -> Any:
     return load_torch().as_tensor(Memory(), device="cuda")
 
 
-def _measure_rates(values: Any) -> dict[str, float]:
+def measure_rates(values: Any) -> dict[str, float]:
     """Bytes a second from host memory: by the copy engine, and read by a kernel in order."""
     torch = load_torch()
     num_bytes = min(_CEILING_BYTES, math.prod(values.shape) // 8 * 8)
@@ -199,21 +205,8 @@ def _measure_rates(values: Any) -> dict[str, float]:
     pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     total = torch.empty((), dtype=torch.int64, device="cuda")
-    return {
-        "copy engine": _rate(num_bytes, lambda: target.copy_(pinned, non_blocking=True)),
-        "reads in order": _rate(num_bytes, lambda: torch.sum(source, dim=0, out=total)),
+    works: dict[str, Callable[[], Any]] = {
+        "copy engine": lambda: target.copy_(pinned, non_blocking=True),
+        "reads in order": lambda: torch.sum(source, dim=0, out=total),
     }
-
-
-def _rate(num_bytes: int, work: Callable[[], Any]) -> float:
-    torch = load_torch()
-    milliseconds: list[float] = []
-    for turn in range(_TURNS + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        if turn > 0:
-            milliseconds.append(start.elapsed_time(end))
-    return num_bytes / statistics.median(milliseconds) * 1e3
+    return {name: num_bytes / event_us(work) * 1e6 for name, work in works.items()}

@@ -20,7 +20,7 @@ from rich.text import Text
 from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
-from ..bench import GPU_BENCHES, gpu, lookup_disk, lookup_host, report, tables
+from ..bench import GPU_BENCHES, gpu, lookup_disk, lookup_host, prefetch, report, tables, timeline
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
 from ..bench.ops import bench_hash, bench_lookup
@@ -44,6 +44,7 @@ _OPTIONS = {
     "serving": bench_serving.OPTIONS,
     "gpu": ("tokens", "rivals", "plot", "output"),
     "lookup": ("tokens", "rivals", "plot", "output", "place", "explain"),
+    "prefetch": ("tokens", "plot", "output"),
     "disk": ("tokens", "place", "file_gb", "dir"),
 }
 _CALLED = {
@@ -62,9 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "serving: a mixed load on a running Triton server, every answer checked, and its memory.\n"
         f"{', '.join(GPU_BENCHES)}: one op on the GPU, or the layer of\n"
         "three, CUDA-graph replays with a cold L2, against the time of an empty kernel and the\n"
-        "measured read rate; gpu: all of these."
+        "measured read rate; gpu: all of these.\n"
+        "prefetch: lookups of a table in host memory beside GEMMs; --plot draws its timeline."
     )
-    names = ["ops", "tables", "serving", *GPU_BENCHES, "gpu"]
+    names = ["ops", "tables", "serving", *GPU_BENCHES, "gpu", "prefetch"]
     parser.add_argument(
         "name", metavar="NAME", choices=names, help=f"which benchmark: {', '.join(names)}"
     )
@@ -154,6 +156,7 @@ def run(args: argparse.Namespace) -> int:
         "serving": bench_serving.run,
         "gpu": _run_gpu,
         "lookup": _run_gpu,
+        "prefetch": _run_gpu,
         "disk": _run_disk,
     }
     return runners[kind](args)
@@ -169,9 +172,10 @@ def _run_gpu(args: argparse.Namespace) -> int:
     bench = gpu.Bench()
     about = gpu.machine() | {"command": shlex.join(["trtllm-engram", *sys.argv[1:]])}
     results = []
+    timelines: dict[str, list[timeline.Span]] = {}
     with console.status(args) as note:
         for name in GPU_BENCHES if args.name == "gpu" else [args.name]:
-            for result in bench.run(_cases(name, args, tokens, rivals)):
+            for result in bench.run(_cases(name, args, tokens, rivals, timelines)):
                 note(f"{result.case.row}, T = {result.case.num_tokens}")
                 results.append(result)
     entries = report.entries(results, about)
@@ -181,14 +185,23 @@ def _run_gpu(args: argparse.Namespace) -> int:
         _print_gpu(results, bench.ceilings, about)
     if args.output:
         report.write_entries(args.output, entries)
-    if args.plot:
+    if args.plot and timelines:
+        title = f"{prefetch.TWO_LAYERS}, T = {tokens[-1]}, {about['machine']}"
+        timeline.plot(args.plot, timelines, title)
+    elif args.plot:
         report.plot(args.plot, entries)
     return 0
 
 
 def _cases(
-    name: str, args: argparse.Namespace, tokens: list[int], rivals: Rivals | None
+    name: str,
+    args: argparse.Namespace,
+    tokens: list[int],
+    rivals: Rivals | None,
+    timelines: dict[str, list[timeline.Span]],
 ) -> Iterator[gpu.Case]:
+    if name == "prefetch":
+        return prefetch.cases(tokens, args.table_gb, timelines)
     if args.place == "host":
         return lookup_host.cases(tokens, args.table_gb, rivals, bool(args.explain))
     module = importlib.import_module(f"..bench.{name}", __package__)
@@ -319,7 +332,7 @@ def _run_tables(args: argparse.Namespace) -> int:
 
 
 def _default_table_gb(args: argparse.Namespace, kind: str) -> float:
-    if args.place == "host":
+    if args.place == "host" or kind == "prefetch":
         return _HOST_TABLE_GB
     return _OPS_TABLE_GB if kind in ("ops", "tables") else _GPU_TABLE_GB
 
