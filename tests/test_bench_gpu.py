@@ -13,12 +13,13 @@ from trtllm_engram.runtime import ops
 from trtllm_engram.runtime.bench import GPU_BENCHES, gpu, report
 from trtllm_engram.runtime.cli import main
 
-CEILINGS = gpu.Ceilings(gpu.Timing(3.0, 2.9, 3.1), 4.0e12, 4.1e12)
+EMPTY, ONE, TWO = (gpu.Timing(us, us - 0.1, us + 0.1) for us in (3.0, 3.9, 4.5))
+CEILINGS = gpu.Ceilings(EMPTY, {1: ONE, 2: TWO}, 4.0e12, 4.1e12)
 ABOUT = {"machine": "a GPU", "driver": "1.2", "command": "trtllm-engram bench lookup"}
 
 
-def result(row, targets=(), **medians):
-    case = gpu.Case(row, 64, 4_000_000, {}, lambda _name, _result: None, targets)
+def result(row, targets=(), depth=1, **medians):
+    case = gpu.Case(row, 64, 4_000_000, {}, lambda _name, _result: None, targets, depth)
     timings = {name: gpu.Timing(us, us - 0.5, us + 0.5) for name, us in medians.items()}
     return gpu.Result(case, timings, CEILINGS)
 
@@ -27,6 +28,8 @@ def test_rate_and_share():
     one = result("lookup", ours=2.0)
     assert one.rate == pytest.approx(2e12)
     assert one.share == pytest.approx(0.5)
+    assert one.cold_reads_us == 3.9
+    assert result("hash", depth=2, ours=5.0).cold_reads_us == 4.5
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 
 The L2 is emptied before each replay: 256 MiB are written, then another 256 MiB read, so that no
 dirty line is left to be written back during the measurement. Ceilings (an empty kernel's node, the
-rate of a reduction and of a copy) are measured in the same run and in the same way.
+node of a kernel that reads one cold value and writes it, or one that another value says where it
+is, the rate of a reduction and of a copy) are measured in the same run and in the same way.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Case:
     contenders: Mapping[str, Callable[[], Any]]
     check: Callable[[str, Any], None]
     targets: Sequence[Target] = ()
+    depth: int = 1  # of reads that wait for each other: 2 where one says where the other is
     # Bytes a second of what bounds it, where that is not the GPU's memory; shares are of the first.
     read_rates: Mapping[str, float] = field(default_factory=dict)
 
@@ -89,6 +91,7 @@ class Case:
 @dataclass(frozen=True)
 class Ceilings:
     empty: Timing
+    cold_reads: Mapping[int, Timing]  # by how many wait for each other
     read_rate: float  # bytes a second
     copy_rate: float  # bytes read and written a second
 
@@ -113,6 +116,11 @@ class Result:
     def share(self) -> float:
         """Of the measured read rate."""
         return self.rate / self.read_rate
+
+    @property
+    def cold_reads_us(self) -> float:
+        """A kernel that waits for as many reads and does nothing else."""
+        return self.ceilings.cold_reads[self.case.depth].median
 
     def against_us(self, target: Target) -> float | None:
         """Time of what a target names; None where that was not measured."""
@@ -181,9 +189,13 @@ class Bench:
         source = self._empty(_CEILING_FLOATS).fill_(1.0)
         target = torch.empty_like(source)
         total = torch.empty_like(self._sum)
+        value, place = source[:1], torch.zeros(1, dtype=torch.int64, device="cuda")
+        written = torch.empty_like(value)
         timings = self.time(
             {
                 EMPTY: lambda: torch.cuda._sleep(0),
+                "1": lambda: torch.neg(value, out=written),
+                "2": lambda: torch.gather(value, 0, place, out=written),
                 "read": lambda: torch.sum(source, dim=0, out=total),
                 "copy": lambda: torch.neg(source, out=target),  # a kernel: copy_ is a memcpy node
             }
@@ -191,6 +203,7 @@ class Bench:
         num_bytes = source.nbytes
         return Ceilings(
             empty=timings[EMPTY],
+            cold_reads={1: timings["1"], 2: timings["2"]},
             read_rate=num_bytes / timings["read"].median * 1e6,
             copy_rate=2 * num_bytes / timings["copy"].median * 1e6,
         )

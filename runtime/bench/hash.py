@@ -19,6 +19,7 @@ _ROW = "hash, 2 layers"
 _VOCAB = 129_280
 _PROMPT = 1024  # tokens of a request, from that many on; below, each token is a decode step
 _CHECKED_TOKENS = 64
+_DEPTH = 2  # a token id, what it is compressed to
 
 
 def cases(tokens: Sequence[int], _table_gb: float, rivals: Rivals | None) -> Iterator[Case]:
@@ -87,4 +88,4 @@ def _case(
         expect(right and torch.equal(ids.int(), outs[0]), _ROW, num_tokens, name)
 
     num_bytes = sum(array.nbytes for array in inputs) + 4 * num_tokens + outs[0].nbytes
-    return Case(_ROW, num_tokens, num_bytes, contenders, check, targets)
+    return Case(_ROW, num_tokens, num_bytes, contenders, check, targets, depth=_DEPTH)

@@ -18,6 +18,7 @@ COLUMNS = 24
 HEAD_DIM = 256
 _ROW_SCALES = num_blocks(HEAD_DIM)
 _CHECKED_TOKENS = 64
+_DEPTH = 2  # an id, its row
 _NEAR_EMPTY = Target(EMPTY, over_us=2.0)
 
 
@@ -65,7 +66,8 @@ def _to_bf16(values: Any, scales: Any, ids: Any, rivals: Rivals | None) -> Case:
         expect(right and same, "lookup to BF16", num_tokens, name)
 
     row_bytes = 4 + packed_row_bytes(HEAD_DIM) + np.dtype(ml_dtypes.bfloat16).itemsize * HEAD_DIM
-    return Case("lookup to BF16", num_tokens, ids.numel() * row_bytes, contenders, check, targets)
+    num_bytes = ids.numel() * row_bytes
+    return Case("lookup to BF16", num_tokens, num_bytes, contenders, check, targets, _DEPTH)
 
 
 def _packed(values: Any, scales: Any, ids: Any, rivals: Rivals | None) -> Case:
@@ -82,7 +84,8 @@ def _packed(values: Any, scales: Any, ids: Any, rivals: Rivals | None) -> Case:
         expect(same, "lookup packed", num_tokens, name)
 
     row_bytes = 4 + 2 * packed_row_bytes(HEAD_DIM)
-    return Case("lookup packed", num_tokens, ids.numel() * row_bytes, contenders, check)
+    num_bytes = ids.numel() * row_bytes
+    return Case("lookup packed", num_tokens, num_bytes, contenders, check, depth=_DEPTH)
 
 
 def _to_mxfp8(values: Any, scales: Any, ids: Any, rivals: Rivals | None) -> Case:
@@ -106,7 +109,8 @@ def _to_mxfp8(values: Any, scales: Any, ids: Any, rivals: Rivals | None) -> Case
 
     row_bytes = 4 + 2 * packed_row_bytes(HEAD_DIM)
     targets = [Target(VLLM, ratio=0.25)] if num_tokens == 8192 else []
-    return Case(rows, num_tokens, ids.numel() * row_bytes, contenders, check, targets)
+    num_bytes = ids.numel() * row_bytes
+    return Case(rows, num_tokens, num_bytes, contenders, check, targets, _DEPTH)
 
 
 def empty_operands(num_tokens: int) -> tuple[Any, Any]:

@@ -126,7 +126,8 @@ def _beside(row: str, gemm: Work, ids: Any, path: Path, rates: Mapping[str, floa
     num_bytes = num_lookups * ids.numel() * packed_row_bytes(HEAD_DIM)
     contenders = {OURS: both, ALONE: gemms}
     target = Target(ALONE, ratio=_GEMM_RATIO)
-    return Case(row, num_tokens, num_bytes, contenders, check, [target], rates)
+    sizes = (row, num_tokens, num_bytes)
+    return Case(*sizes, contenders, check, [target], read_rates=rates)
 
 
 def counts(gemm_us: float, lookup_us: float) -> tuple[int, int]:
@@ -173,7 +174,7 @@ class _TwoLayers:
         }
         target = Target(IN_LINE, ratio=1.0)
         sizes = (TWO_LAYERS, self._num_tokens, self._num_bytes)
-        return Case(*sizes, contenders, check, [target], rates)
+        return Case(*sizes, contenders, check, [target], read_rates=rates)
 
     def timelines(self) -> dict[str, list[Span]]:
         found = {}

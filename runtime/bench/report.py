@@ -88,6 +88,7 @@ def _entries(result: Result) -> list[Entry]:
         "read_ceiling_gb_s": round(result.read_rate / 1e9),
         "copy_ceiling_gb_s": round(result.ceilings.copy_rate / 1e9),
         "share": round(result.share, 3),
+        "cold_reads_us": _round(result.cold_reads_us),
         "rival": None,
         "rival_us": None,
         "ratio": None,

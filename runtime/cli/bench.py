@@ -215,6 +215,11 @@ def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[st
     pairs += [
         ("versions", f"torch {about['torch']}, CUDA {about['cuda']}"),
         (gpu.EMPTY, f"{ceilings.empty.median:.1f} us"),
+        ("one cold read", f"{ceilings.cold_reads[1].median:.1f} us, with its node and one write"),
+        (
+            "and another",
+            f"{ceilings.cold_reads[2].median:.1f} us, where the second awaits the first",
+        ),
         ("read rate", f"{console.human_bytes(ceilings.read_rate)}/s (share is of this)"),
         ("copy rate", f"{console.human_bytes(ceilings.copy_rate)}/s, read and written"),
     ]
