@@ -218,7 +218,7 @@ def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[st
         ("one cold read", f"{ceilings.cold_reads[1].median:.1f} us, with its node and one write"),
         (
             "and another",
-            f"{ceilings.cold_reads[2].median:.1f} us, where the second awaits the first",
+            f"{ceilings.cold_reads[2].median:.1f} us, the second awaits the first",
         ),
         ("read rate", f"{console.human_bytes(ceilings.read_rate)}/s (share is of this)"),
         ("copy rate", f"{console.human_bytes(ceilings.copy_rate)}/s, read and written"),
