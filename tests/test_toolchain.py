@@ -16,6 +16,13 @@ from checkout import ROOT
 from trtllm_engram.plugins import library_path
 
 PASSING, SKIPPING = "def test_it(): pass", "import pytest\ndef test_it(): pytest.skip('none here')"
+GROUPED = """
+import pathlib, pytest
+@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("number", range(4))
+def test_it(number, worker_id):
+    pathlib.Path(__file__).with_name(worker_id).touch()
+"""
 
 
 @pytest.fixture
@@ -169,7 +176,16 @@ def test_the_last_lines_say_what_was_not_run(tmp_path: Path) -> None:
     assert "1 skipped" in count
 
 
-def run_pytest(folder: Path, needs: str, test: str) -> subprocess.CompletedProcess[str]:
+def test_a_group_of_tests_has_one_worker(tmp_path: Path) -> None:
+    """What pytest and xdist make of the mark that keeps servers and builds apart."""
+    result = run_pytest(tmp_path, "", GROUPED, "--numprocesses=2", "--dist=loadgroup")
+    assert result.returncode == 0, result.stdout
+    assert len(list(tmp_path.glob("gw*"))) == 1
+
+
+def run_pytest(
+    folder: Path, needs: str, test: str, *options: str
+) -> subprocess.CompletedProcess[str]:
     """A test module's run under the suite's conftest with other NEEDS."""
     conftest = (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
     (folder / "conftest.py").write_text(f"{conftest}\n{needs}\n")
@@ -177,5 +193,5 @@ def run_pytest(folder: Path, needs: str, test: str) -> subprocess.CompletedProce
     helpers = f"pythonpath={ROOT / 'tests'}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", helpers]
     return subprocess.run(
-        [*command, folder], cwd=folder, capture_output=True, text=True, check=False
+        [*command, *options, folder], cwd=folder, capture_output=True, text=True, check=False
     )
