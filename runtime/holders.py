@@ -83,12 +83,12 @@ def _records(folder: Path) -> Iterator[Path]:
 
 
 def _read(pid: int, file: Path) -> Holder | None:
-    with file.open("rb") as opened:
-        content = opened.read(_MAX_BYTES)
     try:
+        with file.open("rb") as opened:
+            content = opened.read(_MAX_BYTES)
         return _parse(pid, json.loads(content))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # no record, or one that was replaced meanwhile
 
 
 def _parse(pid: int, data: dict[str, Any]) -> Holder | None:
