@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from waiting import PATIENCE
 
 import trtllm_engram.runtime.cli
 from trtllm_engram.builder.checkpoint import SCALES, VALUES
 from trtllm_engram.builder.formula import Formula
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.runtime import Group, Tables, _native
-from trtllm_engram.runtime.machine import memory_info
 from trtllm_engram.runtime.tables import describe_tables
 
 LARGEST = 1 << 20  # of a request or an answer
@@ -74,16 +74,11 @@ class Rank:
         while self.tables:
             self.tables.pop().close()
 
-    def cycles(self, toml: str, count: int) -> list[Any]:
-        """snapshot() after the first and after the last of `count` binds and closes."""
-        snapshots = []
-        for turn in range(count):
+    def cycles(self, toml: str, count: int) -> None:
+        """So many binds and closes."""
+        for _ in range(count):
             self.bind(toml)
             self.close()
-            if turn in (0, count - 1):
-                time.sleep(0.2)  # threads that have ended are seen for a moment
-                snapshots.append(self.snapshot())
-        return snapshots
 
     def verify(self, name: str, seed: int = 0) -> int:
         """How many bytes of a table were compared with the formula; all were right."""
@@ -128,6 +123,15 @@ class Rank:
         """Bytes of this process's memory by kind: Rss, Pss, Shared_Dirty and so on."""
         lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
         return {line.split()[0].rstrip(":"): 1024 * int(line.split()[1]) for line in lines}
+
+    def note_interrupts(self, path: str) -> None:
+        """From here on SIGINT makes a file once Python handles it."""
+
+        def handle(*_: object) -> None:
+            Path(path).touch()
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, handle)
 
     def fork(self, name: str) -> int:
         """Ends a child, libraries' exit handlers included, that has read a table; its status."""
@@ -175,16 +179,17 @@ class Rank:
         taken.listen()
         self.sockets.append(taken)
 
-    def disturb(self, address: str, data: str = "", seconds: float = 10) -> str:
-        """Connects as soon as somebody listens, sends bytes and stays; how that ended."""
-        deadline = time.monotonic() + seconds
+    def disturb(self, address: str, data: str = "", patience: float = 1) -> str:
+        """Connects as soon as somebody listens, sends bytes and stays; how that ended, or "silence"
+        where nothing came of it for the seconds of its patience."""
+        deadline = time.monotonic() + PATIENCE
         while True:
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 stranger.connect(address.replace("@", "\0", 1))
                 if data:
                     stranger.send(data.encode())
-                stranger.settimeout(1)
+                stranger.settimeout(patience)
                 self.sockets.append(stranger)
                 answer = stranger.recv(LARGEST)
             except TimeoutError:
@@ -286,12 +291,11 @@ def _start(channel: socket.socket, start: dict[str, Any], control: socket.socket
 
 
 def _look() -> dict[str, Any]:
-    """What the node shows: names in /dev/shm, Unix sockets, bytes of shared memory."""
+    """What the node shows: names in /dev/shm and Unix sockets."""
     sockets = Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]
     return {
         "shm": sorted(path.name for path in Path("/dev/shm").iterdir()),
         "unix": sorted(" ".join(line.split()[7:]) for line in sockets),
-        "Shmem": memory_info()["Shmem"],
     }
 
 

@@ -33,6 +33,7 @@ from typing import Any
 from checkout import ROOT
 from rank_server import LARGEST, open_files
 from table_machine import library_environment, unshare_command, why_no_namespaces
+from waiting import NEVER, PATIENCE, wait_until
 
 from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
 from trtllm_engram.runtime import Store
@@ -70,13 +71,13 @@ class Process:
     def ask(self, do: str, **arguments: Any) -> None:
         self._channel.send(json.dumps({"do": do, **arguments}).encode())
 
-    def answer(self, seconds: float = 60) -> Answer:
-        self._channel.settimeout(seconds)
+    def answer(self) -> Answer:
+        self._channel.settimeout(PATIENCE)
         try:
             data = self._channel.recv(LARGEST)
         except TimeoutError:
             raise AssertionError(
-                f"rank {self.rank}: no answer within {seconds} s; {self.where()}"
+                f"rank {self.rank}: no answer within {PATIENCE} s; {self.where()}"
             ) from None
         except ConnectionResetError:
             data = b""
@@ -89,38 +90,34 @@ class Process:
         self.ask(do, **arguments)
         return self.result()
 
-    def result(self, seconds: float = 60) -> Any:
-        answer = self.answer(seconds)
+    def result(self) -> Any:
+        answer = self.answer()
         if answer.kind:
             raise RankFailedError(f"rank {self.rank}: {answer}")
         return answer.result
 
-    def refused(self, seconds: float = 60) -> Answer:
+    def refused(self) -> Answer:
         """The answer to a request that must fail, by one line of text."""
-        answer = self.answer(seconds)
+        answer = self.answer()
         assert answer.kind in ("EngramError", "InputError"), answer
         assert "\n" not in answer.error
         return answer
 
-    def holds(self, before: dict[str, Any], seconds: float = 3) -> None:
-        """Waits until its snapshot() is as before (a thread that has ended is seen for a moment),
-        and fails where it does not become so."""
-        deadline = time.monotonic() + seconds
-        while (now := self.do("snapshot")) != before:
-            if time.monotonic() > deadline:
-                assert now == before
-            time.sleep(0.02)
+    def holds(self, before: dict[str, Any]) -> None:
+        """Waits until its snapshot() is as before: a thread that has ended is seen for a moment."""
+        wait_until(
+            lambda: self.do("snapshot") == before,
+            lambda: f"rank {self.rank}: before {before}, now {self.do('snapshot')}",
+        )
 
-    def connects(self, size: int, seconds: float = 30) -> None:
+    def connects(self, size: int) -> None:
         """Waits until it has the connections of a group of this size: rank 0 to each other rank,
         those to rank 0. From then on it sees these ranks die, by a pidfd of each."""
         expected = size - 1 if self.rank == 0 else 1
-        deadline = time.monotonic() + seconds
-        while (found := open_files(self.pid).count("anon_inode:[pidfd]")) != expected:
-            assert time.monotonic() < deadline, (
-                f"rank {self.rank}: expected {expected} connections, found {found}; {self.where()}"
-            )
-            time.sleep(0.005)
+        wait_until(
+            lambda: open_files(self.pid).count("anon_inode:[pidfd]") == expected,
+            lambda: f"rank {self.rank}: expected {expected} connections; {self.where()}",
+        )
 
     def signal(self, number: int) -> None:
         signal.pidfd_send_signal(self._handle, number)
@@ -132,10 +129,10 @@ class Process:
         assert self.wait() == -signal.SIGKILL
         return sent
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self) -> int:
         """Its exit status, once it has ended; minus a signal's number where one ended it."""
         if self._status is None:
-            if not select.select([self._handle], [], [], seconds)[0]:
+            if not select.select([self._handle], [], [], PATIENCE)[0]:
                 raise AssertionError(f"process {self.pid}: expected its end; {self.where()}")
             self._status = self.node.request({"do": "reap", "pid": self.pid})
         return self._status
@@ -206,7 +203,7 @@ class Node:
     def close(self) -> None:
         self.end_processes()
         self._control.close()
-        assert self._server.wait(30) == 0
+        assert self._server.wait(PATIENCE) == 0
 
     def end_processes(self) -> None:
         while self._processes:
@@ -214,7 +211,7 @@ class Node:
 
     def request(self, message: dict[str, Any], handles: Sequence[int] = ()) -> Any:
         socket.send_fds(self._control, [json.dumps(message).encode()], handles)
-        self._control.settimeout(60)
+        self._control.settimeout(PATIENCE)
         return json.loads(self._control.recv(LARGEST))
 
     def start(
@@ -247,21 +244,9 @@ class Node:
                 found[kind] = [name for name in found[kind] if "engram" in name]
         return found
 
-    def settles(self, before: dict[str, Any], seconds: float = 5, shared_bytes: int = -1) -> None:
-        """Waits until names and sockets are as before and, where `shared_bytes` is not negative,
-        no more shared memory than those bytes is in use than before; fails where they are not."""
-        deadline = time.monotonic() + seconds
-        while True:
-            now = self.look()
-            wrong = [kind for kind in ("shm", "unix") if now[kind] != before[kind]]
-            if shared_bytes >= 0 and now["Shmem"] > before["Shmem"] + shared_bytes:
-                wrong.append("Shmem")
-            if not wrong:
-                return
-            if time.monotonic() > deadline:
-                changes = [f"{kind}: before {before[kind]}, now {now[kind]}" for kind in wrong]
-                raise AssertionError("; ".join(changes))
-            time.sleep(0.02)
+    def settles(self, before: dict[str, Any]) -> None:
+        """Waits until names and sockets are as before."""
+        wait_until(lambda: self.look() == before, lambda: f"before {before}, now {self.look()}")
 
 
 class Stop:
@@ -279,19 +264,20 @@ class Stop:
             "TRTLLM_ENGRAM_STOP_FILE": str(self._file),
         }
 
-    def arrives(self, process: Process, seconds: float = 30) -> None:
+    def arrives(self, process: Process) -> None:
         """Waits until the process has stopped there; a point that is never reached fails."""
-        deadline = time.monotonic() + seconds
-        while True:
-            status = Path(f"/proc/{process.pid}/status")
-            state = re.search(r"State:\s*(\w)", status.read_text())
-            if self._file.exists() and state and state[1] == "T":
-                break
-            assert time.monotonic() < deadline, (
-                f"{self.name}: expected rank {process.rank} to come by; {process.where()}"
-            )
-            time.sleep(0.005)
+        wait_until(
+            lambda: self.holds(process.pid),
+            lambda: f"{self.name}: expected rank {process.rank} to come by; {process.where()}",
+        )
+
+    def holds(self, pid: int) -> bool:
+        """Whether a process has stopped there."""
+        state = re.search(r"State:\s*(\w)", Path(f"/proc/{pid}/status").read_text())
+        if not self._file.exists() or not state or state[1] != "T":
+            return False
         assert self._file.read_text() == self.name
+        return True
 
 
 def made_up_store(folder: Path, num_bytes: int) -> Path:
@@ -344,7 +330,7 @@ class Job:
         **table: Any,
     ) -> None:
         self.folder, self.size = folder, size
-        self.group = {"name": group_name(), "size": size, "timeout_s": 20.0, **(group or {})}
+        self.group = {"name": group_name(), "size": size, "timeout_s": NEVER, **(group or {})}
         path = str(store.path if isinstance(store, Store) else store)
         self.tables = {
             f"table_{layer}": {"store": path, "layer": layer, **table} for layer in layers

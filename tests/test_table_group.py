@@ -14,7 +14,8 @@ from checkout import ROOT
 from checkpoints import NOBODY
 from engines import small_store
 from table_machine import needs_namespaces, needs_root
-from table_ranks import Job, Node, hold, write_toml
+from table_ranks import DEATH_SECONDS, Job, Node, hold, write_toml
+from waiting import PATIENCE, assert_soon, in_time, wait_until
 
 pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_group")]
@@ -83,9 +84,10 @@ def test_one_rank_late(node, store, tmp_path, late):
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
+@in_time
 def test_rank_that_never_comes(node, store, tmp_path, missing):
     """The others wait for as long as they were told, then name it."""
-    timeout = 2.0
+    timeout = 6.0
     job = Job(tmp_path, store, 3, group={"timeout_s": timeout})
     ranks = [rank for rank in node.ranks(3) if rank.rank != missing]
     before = [rank.do("snapshot") for rank in ranks]
@@ -93,8 +95,9 @@ def test_rank_that_never_comes(node, store, tmp_path, missing):
     job.ask(ranks)
     for rank in ranks:
         answer = rank.refused()
-        assert timeout * 0.9 <= answer.at - began <= timeout + 5
-        assert f"rank {missing}: never came within 2 s" in answer.error
+        assert timeout * 0.9 <= answer.at - began
+        assert_soon(answer.at - began, timeout + DEATH_SECONDS)
+        assert f"rank {missing}: never came within 6 s" in answer.error
     hold(ranks, before)
 
 
@@ -107,7 +110,7 @@ def test_default_timeout():
 @pytest.mark.parametrize("twice", [0, 1])
 def test_rank_that_comes_twice(node, store, tmp_path, twice):
     """Both processes are named to everybody who came; nobody gets a table."""
-    job = Job(tmp_path, store, 3, group={"timeout_s": 10.0})
+    job = Job(tmp_path, store, 3, group={"timeout_s": 60.0})  # who comes after their end waits
     ranks = node.ranks(2)
     first, second = (node.start(twice), node.start(twice))
     for process in (first, second):
@@ -124,7 +127,7 @@ def test_rank_that_comes_twice(node, store, tmp_path, twice):
 
 
 def test_sizes_that_differ(node, store, tmp_path):
-    job = Job(tmp_path, store, 3, group={"timeout_s": 10.0})
+    job = Job(tmp_path, store, 3)
     ranks = node.ranks(3)
     for rank in ranks:
         size = 4 if rank.rank == 1 else 3
@@ -167,7 +170,7 @@ def test_argument_that_python_refuses(node, store, tmp_path):
     ranks = node.ranks(3)
     job.ask([ranks[0], ranks[2]])
     ranks[1].ask("bind_here", group={**job.group, "rank": 1}, **job.tables["table_1"], numa=["gpu"])
-    answers = [rank.refused(10) for rank in ranks]
+    answers = [rank.refused() for rank in ranks]
     assert answers[1].error == "numa: expected text or a number, found ['gpu']"
     for answer in (answers[0], answers[2]):
         assert answer.error.endswith(f"rank 1: {answers[1].error}")
@@ -283,7 +286,9 @@ def test_another_user_knocks(node, store, tmp_path):
     ranks = node.ranks(3)
     job.ask(ranks[:1])
     for stranger in strangers:
-        stranger.ask("disturb", address=abstract(job.group["name"]), data='{"rank": 1}')
+        stranger.ask(
+            "disturb", address=abstract(job.group["name"]), data='{"rank": 1}', patience=PATIENCE
+        )
     assert [stranger.result() for stranger in strangers] == ["closed"] * 3
     job.ask(ranks[1:])
     for rank in ranks:
@@ -294,10 +299,9 @@ def test_another_user_knocks(node, store, tmp_path):
 @pytest.mark.parametrize("data", ["", "no JSON", '{"hello": 1}', "x" * 60000])
 def test_strangers_of_the_same_user(node, store, tmp_path, data):
     """Who connects and says nothing, or nonsense, neither stops the ranks nor takes a place."""
-    job = Job(tmp_path, store, 2, group={"timeout_s": 10.0})
+    job = Job(tmp_path, store, 2)
     strangers = [node.start() for _ in range(3)]
     ranks = node.ranks(2)
-    began = time.monotonic()
     job.ask(ranks[:1])
     for stranger in strangers:
         stranger.ask("disturb", address=abstract(job.group["name"]), data=data)
@@ -305,7 +309,6 @@ def test_strangers_of_the_same_user(node, store, tmp_path, data):
     job.ask(ranks[1:])
     for rank in ranks:
         rank.result()
-    assert time.monotonic() - began < 5
     job.verify(ranks)
 
 
@@ -315,10 +318,7 @@ def test_path_socket(node, store, tmp_path):
     job = Job(tmp_path, store, 2, group={"socket": str(path)})
     ranks = node.ranks(2)
     job.ask(ranks[:1])
-    deadline = time.monotonic() + 5
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(path.exists)
     assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     job.ask(ranks[1:])
     for rank in ranks:

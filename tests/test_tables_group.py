@@ -12,6 +12,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from waiting import PATIENCE
 
 from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime import group as group_module
@@ -26,7 +27,7 @@ class World:
         self.nodes = nodes
         self._rank = threading.local()
         self._objects = [None] * len(nodes)
-        self._barrier = threading.Barrier(len(nodes), timeout=30)
+        self._barrier = threading.Barrier(len(nodes), timeout=PATIENCE)
 
     def run(self, work):
         def play(rank):

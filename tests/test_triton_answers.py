@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command_line import TEXT
 from triton_asking import ALL, PROTOCOLS, ask, check, hidden_of, ids_of, output, wrap
+from waiting import PATIENCE
 
 pytest_plugins = ["triton_fixtures"]
 pytestmark = [
@@ -71,6 +72,6 @@ def test_requests_of_any_sizes_side_by_side(server, store, expected):
             outputs=outputs,
         )
     for _ in sizes:
-        size, result, error = answers.get(timeout=60)
+        size, result, error = answers.get(timeout=PATIENCE)
         assert error is None
         check({name: result.as_numpy(name) for name in ALL}, expected, 0, size)

@@ -12,8 +12,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from command_line import COMMAND
+from process_memory import table_memory
 from triton_asking import IDS, LAYERS, ask, ids_of, table_bytes, write_model
-from triton_server import client, table_memory, wait_until
+from triton_server import client
+from waiting import wait_until
 
 from trtllm_engram.runtime import Group, Tables
 from trtllm_engram.runtime.cli import main
@@ -65,9 +67,8 @@ def test_metrics_are_tritons_own(server, store, expected):
 
 def test_two_instances_share_one_table(server, store):
     """Both models have two: the memory of all four is that of two tables."""
-    wait_until(lambda: len(server.stubs()) == 4)
+    wait_until(lambda: len(server.stubs()) == 4, server.stubs)
     stubs = server.stubs()
-    assert len(stubs) == 4
     assert_shared(stubs, 2, 2 * table_bytes(store))
 
 
@@ -113,7 +114,9 @@ def bench(server, capsys, *options):
 
 
 def test_the_benchmark_checks_and_weighs(server, capsys):
-    wait_until(lambda: len(server.stubs()) == 4)  # those of a model just unloaded end in a while
+    wait_until(
+        lambda: len(server.stubs()) == 4, server.stubs
+    )  # those of a model just unloaded end in a while
     code, found = bench(server, capsys, "--sequence-model", "turns")
     assert (code, found["errors"]) == (0, [])
     assert all(kind["requests"] > 0 for kind in found["kinds"])

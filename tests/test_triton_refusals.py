@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from triton_asking import IDS, LAYERS, PROTOCOLS, ask, ids_of, output, wrap, write_model
 from triton_server import client
+from waiting import PATIENCE
 
 pytest_plugins = ["triton_fixtures"]
 pytestmark = [
@@ -101,7 +102,7 @@ def test_one_bad_request_spoils_none_beside_it(server, store, expected):
             outputs=[output(connection, "hash_ids")],
         )
     for _ in range(32):
-        number, result, error = answers.get(timeout=60)
+        number, result, error = answers.get(timeout=PATIENCE)
         assert (error is not None) == (number % 3 == 0)
         if error is None:
             wanted = expected["layers.5.hash_ids"]

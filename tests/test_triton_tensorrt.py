@@ -16,6 +16,7 @@ import pytest
 from engine_cases import MAX_BATCH, MAX_TOKENS, build_plan, check
 from engines import on_gpu, small_store
 from triton_server import BACKENDS, client, make_python, serve
+from waiting import PATIENCE
 
 from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
 from trtllm_engram.plugins import library_path
@@ -136,7 +137,7 @@ def test_requests_of_any_sizes_side_by_side(server, store):
             lambda result, error, number=number: answers.put((number, result, error)),
         )
     for _ in asked:
-        number, result, error = answers.get(timeout=60)
+        number, result, error = answers.get(timeout=PATIENCE)
         assert error is None
         answered(store, asked[number], result)
 

@@ -15,9 +15,11 @@ import sysconfig
 import time
 import urllib.request
 import venv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from waiting import PATIENCE
 
 import trtllm_engram.runtime
 
@@ -25,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TRITON = ROOT / ".triton"
 _SERVER = TRITON / "server/pytriton/tritonserver"
 BACKENDS = _SERVER / "backends"
-_TABLES = "trtllm-engram"  # in the names of shared tables' mappings
-_START_S = 120
+_START_S = 2 * PATIENCE
 _ANSWER_S = 240.0  # loading a model starts processes: a busy machine takes its time
 HOST = "127.0.0.1"
+_PORT_TAKEN = "already in use"  # in the log of a server that ends for it
 
 
 def is_there() -> bool:
@@ -76,11 +78,12 @@ class Server:
             connection.close()
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(60)
+            self.process.wait(PATIENCE)
         self.process.kill()
+        self.process.wait()
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(self.metrics_url, timeout=30) as answer:
+        with urllib.request.urlopen(self.metrics_url, timeout=_ANSWER_S) as answer:
             return str(answer.read().decode())
 
     def stubs(self) -> list[int]:
@@ -96,18 +99,6 @@ class Server:
     def pss(self) -> int:
         """Bytes of the server and its stubs, each page shared out among those who map it."""
         return sum(map(_pss, [self.process.pid, *self.stubs()]))
-
-
-def table_memory(pid: int) -> dict[str, int]:
-    """Bytes that a process maps of each piece of tables' memory, by its inode. (Its PSS would not
-    do: the kernel takes pages out of page tables when it makes huge ones.)"""
-    found: dict[str, int] = {}
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        addresses, _, _, _, inode, *name = line.split(maxsplit=5)
-        if name and _TABLES in name[0]:
-            begin, end = (int(address, 16) for address in addresses.split("-"))
-            found[inode] = found.get(inode, 0) + end - begin
-    return found
 
 
 def _pss(pid: int) -> int:
@@ -129,10 +120,6 @@ def serve(
 ) -> Iterator[Server]:
     """Starts a server and waits until it answers; models that cannot be loaded do not end it.
     environment: more variables; its LD_LIBRARY_PATH comes after the server's own."""
-    ports = free_ports(3)
-    names = ("http", "grpc", "metrics")
-    where = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
-    where += [f"--{name}-address={HOST}" for name in names]
     folders = [str(_SERVER.parents[1] / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
     more = {"MALLOC_ARENA_MAX": "4", "MALLOC_MMAP_THRESHOLD_": "262144", **(environment or {})}
     folders += filter(None, [more.get("LD_LIBRARY_PATH")])
@@ -140,28 +127,35 @@ def serve(
     variables |= {"PATH": f"{python}:{os.environ['PATH']}", "LD_LIBRARY_PATH": ":".join(folders)}
     command = [
         *(str(_SERVER / "bin/tritonserver"), f"--model-repository={repository}"),
-        *(f"--backend-directory={BACKENDS}", "--exit-on-error=false", *where),
+        *(f"--backend-directory={BACKENDS}", "--exit-on-error=false"),
         *("--strict-readiness=false", *options),
     ]
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=variables
-        ) as process,
-    ):
+    server = _start(command, variables, log)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _start(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Server:
+    """On ports that are free; another program may take one before the server does."""
+    names = ("http", "grpc", "metrics")
+    while True:
+        ports = free_ports(len(names))
+        where = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
+        where += [f"--{name}-address={HOST}" for name in names]
+        with log.open("wb") as output:
+            words = [*command, *where]
+            process = subprocess.Popen(words, stdout=output, stderr=output, env=variables)
         server = Server(process, ports, log)
         try:
             _wait(server)
-            yield server
-        finally:
+        except BaseException:
             server.close()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Or for half a minute: a test then says what does not hold."""
-    deadline = time.monotonic() + 30
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
+            if _PORT_TAKEN in server.log():
+                continue
+            raise
+        return server
 
 
 def free_ports(count: int) -> list[int]:
