@@ -14,10 +14,16 @@ from pathlib import Path
 import pytest
 import tensorrt_installs
 import triton_server
+from hypothesis import HealthCheck, settings
 from kept_plans import keep_plans
 
 # A shell's background job ignores Ctrl-C, and so do its children: tests of it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is the machine's affair; a fixture serves all examples of a test.
+_UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("suite", deadline=None, suppress_health_check=_UNCHECKED)
+settings.load_profile("suite")
 
 PARTS = ("gpu", "gpus", "trt", "triton", "engine", "multiproc", "slow")
 

@@ -205,13 +205,13 @@ CONFIG_CHANGES = st.dictionaries(
 
 
 class TestFuzz:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(CONFIG_CHANGES, st.sets(st.sampled_from(list(FULL)), max_size=2), st.booleans())
     def test_dicts(self, changes: dict[str, Any], missing: set[str], nested: bool) -> None:
         data = {key: value for key, value in FULL.items() if key not in missing} | changes
         _take_or_refuse(json.dumps({"text_config": data} if nested else data).encode())
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(st.binary(max_size=8), st.integers(0, 500), st.integers(0, 8))
     def test_bytes(self, patch: bytes, start: int, length: int) -> None:
         content = json.dumps(FULL).encode()

@@ -59,7 +59,7 @@ def test_golden(device, name, case):
     lookback=st.booleans(),
     dead=st.sampled_from([0.0, 0.2]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_definition(device, seed, lengths, window, lookback, dead):
     rng = np.random.default_rng(seed)
     tokens = generators.tokens(rng, lengths, window, lookback, dead)

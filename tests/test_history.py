@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from devices import on_sliceable_devices
 from generators import small_layout, small_token_map
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_kv import Executor, Sizes
 
@@ -67,14 +67,14 @@ SIZES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(events=EVENTS, seed=st.integers(0, 2**32 - 1), sizes=SIZES, max_drafts=st.integers(0, 3))
 def test_any_order_of_events(events, seed, sizes, max_drafts):
     """In-flight batches, chunked prompts, reuse, partial copies, offloading, eviction, drafts."""
     run(Executor(sizes, seed), events, max_drafts)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(events=EVENTS, seed=st.integers(0, 2**32 - 1), sizes=SIZES, beams=st.integers(2, 4))
 def test_any_order_of_events_with_beams(events, seed, sizes, beams):
     run(Executor(sizes, seed, beams), events)

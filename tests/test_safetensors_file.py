@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import write_safetensors
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -20,9 +20,7 @@ from safetensors.numpy import save_file
 from trtllm_engram.builder.safetensors_file import TensorSpec, create_file, read_header
 from trtllm_engram.plugins.errors import InputError
 
-FUZZ = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=150)
 
 
 def entry(dtype="U8", shape=(4,), offsets=(0, 4)):

@@ -75,7 +75,7 @@ def test_ids_are_the_references(session, store, token_ids, dead):
     assert np.array_equal(ids, expected_ids(store, token_ids, dead))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(bounds=st.lists(st.integers(0, NUM_TOKENS), max_size=8).map(sorted))
 def test_any_chunking_gives_the_same_bits(session, token_ids, dead, bounds):
     ids, rows = in_pieces(session, token_ids, dead, bounds)

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import refusal, shard_of, small_checkpoint
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_engram.builder.formula import row_bytes
@@ -24,9 +24,7 @@ from trtllm_engram.builder.verify import verify
 from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime import open_store
 
-FUZZ = settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=200)
 
 
 @pytest.fixture

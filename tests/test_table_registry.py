@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from checkpoints import small_checkpoint
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_engram.builder.prepare import prepare
@@ -371,7 +371,7 @@ def test_a_pipe_is_no_table(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_bytes_are_toml_or_refused(content: bytes) -> None:
     status = _native.load().engram_table_bind(
         HEAD.encode() + content.replace(b"\0", b""), b".", b"fuzz"
@@ -384,9 +384,7 @@ def test_any_bytes_are_toml_or_refused(content: bytes) -> None:
 
 
 @given(data=st.data())
-@settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200)
 def test_spoilt_manifests_are_refused(store: Path, tmp_path: Path, data: st.DataObject) -> None:
     """A few bytes of engram.json replaced: a table or one line, never anything else."""
     content = bytearray((store / "engram.json").read_bytes())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_config import GOLDEN, golden_config
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import NEVER
 
@@ -262,9 +262,7 @@ print([token_map.build_token_map(path, config).tolist() for _ in range(50)])
 
 
 class TestFuzz:
-    @settings(
-        max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    @settings(max_examples=100)
     @given(st.binary(max_size=8), st.integers(0, 600), st.integers(0, 8))
     def test_bytes(self, tmp_path: Path, patch: bytes, start: int, length: int) -> None:
         content = json.dumps(tokenizer_dict()).encode()
@@ -272,9 +270,7 @@ class TestFuzz:
         path.write_bytes(content[:start] + patch + content[start + length :])
         _take_or_refuse(path)
 
-    @settings(
-        max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    @settings(max_examples=100)
     @given(
         st.dictionaries(st.text(max_size=4), st.integers(-1, 6), max_size=6),
         st.sampled_from(["ByteLevel", "ByteFallback", "Fuse", "WordPiece", "Metaspace", None]),

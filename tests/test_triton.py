@@ -190,7 +190,7 @@ def test_the_instances_of_a_model_are_a_group(kind, device, name, place):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_pieces_side_by_side_are_what_one_session_makes(store, tables, data):
     """Texts cut anywhere, their pieces packed as they come: each token's bits are the same."""
     session = EngramSession(store)
