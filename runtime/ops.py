@@ -72,7 +72,8 @@ def hash_ids(
     out: Array | None = None,
     stream: Any = None,
 ) -> Any:
-    """Row ids int32 [T, L, C] of every token in every layer's table; -1 for padding tokens.
+    """Row ids int32 [T, L, C] of every token in every layer's table; -1 for padding tokens, -2**31
+    for those that need a lost id.
 
     Args:
         token_map: int32 [vocab] of build_token_map.
@@ -80,7 +81,7 @@ def hash_ids(
         positions: int32 or int64 [T], of each token in its own sequence.
         cu_seqlens: int32 [B+1], first token of each request, then the end; None: a token each.
         lookback_ids: int32 [B, N-1], raw ids before the request's first token, nearest first;
-            -1 is unknown.
+            -1 is unknown, -2**31 lost (see history).
         lookback_dead: bool [B, N-1], lookback tokens that end an n-gram (image spans).
         dead_mask: bool [T], tokens that end an n-gram.
         next_lookback_out: int32 [B, N-1], written with the lookback_ids of the requests' next call.
@@ -178,7 +179,7 @@ def history(
 
     Raises:
         InputError: a slot does not hold what was written there (on a GPU: a device fault, and that
-            request's lookback_ids are -2**31, for which hash_ids gives row ids -1).
+            request's lookback_ids are -2**31: lost).
     """
     given = out or History(None, None, None)
     call = Call(

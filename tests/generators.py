@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from reference import Layout, Tokens
+from reference import LOST, Layout, Tokens
 
 GOLDEN = Path(__file__).parent / "golden"
 HASH_INPUTS = (
@@ -58,14 +58,17 @@ def small_token_map():
     return (np.arange(VOCAB_SIZE) * 7 % COMPRESSED_SIZE).astype(np.int32)
 
 
-def tokens(rng, lengths, window=3, lookback=True, dead=0.0, start=True):
-    """Requests of these lengths, each at some position of its sequence; `dead` is a probability."""
+def tokens(rng, lengths, window=3, lookback=True, dead=0.0, start=True, lost=0.0):
+    """Requests of these lengths, each at some position of its sequence; `dead` and `lost` are
+    probabilities."""
     firsts = rng.integers(0, 2 * window + 1, len(lengths)) if start else np.zeros(len(lengths), int)
     parts = [np.arange(first, first + n) for first, n in zip(firsts, lengths, strict=True)]
     total = sum(lengths)
     shape = (len(lengths), window)
     lookback_ids = rng.integers(0, VOCAB_SIZE, shape).astype(np.int32)
     lookback_ids[rng.random(shape) < 0.2] = -1
+    if lost:
+        lookback_ids[rng.random(shape) < lost] = LOST
     return Tokens(
         token_ids=rng.integers(0, VOCAB_SIZE, total).astype(np.int32),
         positions=np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64),
@@ -92,7 +95,8 @@ def every_pair():
 
 
 def row_ids(rng, num_tokens, num_columns, num_rows):
-    """Ids of rows, some of them missing: -1, past the end, the ends of int32."""
+    """Ids of rows, some of them missing: -1, past the end, the ends of int32, whose
+    lowest is the lost id."""
     ids = rng.integers(0, num_rows, (num_tokens, num_columns))
     missing = rng.choice([-1, -2, num_rows, 2**31 - 1, -(2**31)], ids.shape)
     return np.where(rng.random(ids.shape) < 0.1, missing, ids).astype(np.int32)

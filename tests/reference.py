@@ -14,6 +14,7 @@ import numpy as np
 BLOCK = 32
 NAN_BITS = 0x7FFF
 DEAD = object()  # a source that ends the n-gram
+LOST = -(2**31)  # a lookback id, and the row id of what needs one
 
 
 def is_prime(number):
@@ -72,7 +73,7 @@ class Tokens:
 
 
 def source(tokens, token_map, pad, request, token, shift):
-    """Compressed id of the position `shift` before a token of a request, or DEAD."""
+    """Compressed id of the position `shift` before a token of a request, DEAD or LOST."""
     first, _ = tokens.spans[request]
     position = tokens.positions[token] - shift
     if position < 0:
@@ -90,7 +91,7 @@ def source(tokens, token_map, pad, request, token, shift):
         return pad
     if tokens.lookback_dead is not None and tokens.lookback_dead[request, column]:
         return DEAD
-    return token_map[raw]
+    return LOST if raw == LOST else token_map[raw]
 
 
 def hash_ids(layout, token_map, tokens):
@@ -106,6 +107,9 @@ def hash_ids(layout, token_map, tokens):
                     values += [pad] * (num_orders + 1 - shift)
                     break
                 values.append(found)
+            if LOST in values:
+                ids[token] = LOST
+                continue
             for layer in range(num_layers):
                 rolling = 0
                 for k, value in enumerate(values):
@@ -157,14 +161,20 @@ def bf16_values(bits):
     return np.asarray(bits, np.uint16).view(ml_dtypes.bfloat16).astype(np.float64)
 
 
-def gather(table, ids, first_row=0):
-    """Rows [T, C, width] of a table; zeros for an id without one."""
+def gather(table, ids, first_row=0, nan=0x7F):
+    """Rows [T, C, width] of a table; zeros for an id without one, and `nan` for a lost one."""
     rows = np.zeros((*ids.shape, table.shape[1]), table.dtype)
     for place in np.ndindex(ids.shape):
         row = int(ids[place]) - first_row
         if 0 <= row < len(table) and ids[place] != -1:
             rows[place] = table[row]
+        elif ids[place] == LOST:
+            rows[place] = nan
     return rows
+
+
+def gather_scales(scales, ids, first_row):
+    return gather(scales, ids, first_row, nan=0xFF)
 
 
 def per_token(rows):
@@ -175,18 +185,19 @@ def per_token(rows):
 def lookup(values, scales, ids, first_row=0):
     rows = fp8_values(gather(values, ids, first_row))
     # A row that is not there has scale bytes 0 too: 0 * 2**-127 is 0.
-    factors = e8m0_values(gather(scales, ids, first_row))
+    factors = e8m0_values(gather_scales(scales, ids, first_row))
     return per_token(bf16_bits(rows * factors.repeat(BLOCK, axis=2)))
 
 
 def lookup_packed(values, scales, ids, first_row=0):
-    parts = [gather(values, ids, first_row), gather(scales, ids, first_row)]
+    parts = [gather(values, ids, first_row), gather_scales(scales, ids, first_row)]
     return per_token(np.concatenate(parts, axis=2))
 
 
 def lookup_mxfp8(values, scales, ids, first_row=0):
     """Values and scales in linear order."""
-    return [per_token(gather(part, ids, first_row)) for part in (values, scales)]
+    parts = gather(values, ids, first_row), gather_scales(scales, ids, first_row)
+    return [per_token(part) for part in parts]
 
 
 def scales_128x4(scales):

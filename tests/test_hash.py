@@ -58,11 +58,12 @@ def test_golden(device, name, case):
     window=st.integers(1, 7),
     lookback=st.booleans(),
     dead=st.sampled_from([0.0, 0.2]),
+    lost=st.sampled_from([0.0, 0.3]),
 )
 @settings(max_examples=60)
-def test_definition(device, seed, lengths, window, lookback, dead):
+def test_definition(device, seed, lengths, window, lookback, dead, lost):
     rng = np.random.default_rng(seed)
-    tokens = generators.tokens(rng, lengths, window, lookback, dead)
+    tokens = generators.tokens(rng, lengths, window, lookback, dead, lost=lost)
     layout = small_layout(max_ngram_size=window + 1)
     following = device.put(np.empty((len(lengths), window), np.int32))
     ids = run(device, layout, small_token_map(), tokens, next_lookback_out=following)
@@ -137,6 +138,21 @@ def test_dead_ids_are_not_read(device):
     )
     assert tokens.dead_mask.any()
     np.testing.assert_array_equal(run_small(device, images), expected(tokens))
+
+
+@on_devices
+def test_a_lost_id(device):
+    """The tokens whose n-grams reach it have its id for rows; those after them are as ever."""
+    tokens = generators.tokens(np.random.default_rng(16), [6, 2])
+    lookback = np.full((2, 3), 5, np.int32)
+    lookback[0, 1] = reference.LOST
+    tokens = dataclasses.replace(
+        tokens, positions=np.arange(8) + 9, lookback_ids=lookback, lookback_dead=None
+    )
+    ids = run_small(device, tokens)
+    np.testing.assert_array_equal(ids, expected(tokens))
+    assert (ids == reference.LOST).all(axis=(1, 2)).tolist() == [True] * 2 + [False] * 6
+    assert (ids[2:] >= 0).all()
 
 
 @on_devices

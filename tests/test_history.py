@@ -5,10 +5,11 @@ the whole history; and a block that was not copied is found."""
 import numpy as np
 import pytest
 from devices import on_sliceable_devices
-from generators import small_layout, small_token_map
+from generators import small_layout, small_token_map, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_kv import Executor, Sizes
+from reference import LOST
 
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import ops
@@ -133,7 +134,7 @@ def test_devices_agree(device, beams):
 
 @pytest.mark.gpu
 def test_a_lost_slot_is_a_fault_of_the_gpu():
-    """The window is INT32_MIN, so row ids that need it are -1; the next call says why."""
+    """The window is lost, and rows that need it are NaN; the next call says why."""
     import torch
 
     executor = Executor(Sizes(layers_in_pool=1, layer=0), 4)
@@ -150,6 +151,15 @@ def test_a_lost_slot_is_a_fault_of_the_gpu():
     }
     past = ops.history(**changed, max_ngram_size=ORDER)
     torch.cuda.synchronize()
-    assert (past.lookback_ids == -(2**31)).all()
+    assert (past.lookback_ids == LOST).all()
+    token_map = torch.tensor(TOKEN_MAP, device="cuda")
+    ids = ops.hash_ids(LAYOUT, token_map, changed["token_ids"], *past)[:, 0]
+    needs = past.positions - past.positions[0] < ORDER - 1
+    assert torch.equal((ids == LOST).all(1), needs)
+    assert needs.any()
+    values, scales = (torch.tensor(part, device="cuda") for part in table(600))
+    rows = ops.lookup(values, scales, ids)
+    assert torch.equal(rows.isnan().all(1), needs)
+    assert not rows[~needs].isnan().any()
     with pytest.raises(EngramError, match=r"expected the check word of position [012] in"):
         ops.raise_device_fault()

@@ -91,7 +91,7 @@ def test_no_tokens(device, op, twin):
 @on_devices
 @every_form
 def test_no_row_is_there(device, op, twin):
-    """A shard without rows, and ids that miss every row, read as zeros."""
+    """A shard without rows, and ids that miss every row, read as zeros, the lost id as NaN."""
     values, scales = generators.table(7)
     ids = np.array([[-1, 7], [2**31 - 1, -(2**31)]], np.int32)
     check(device, op, twin, values, scales, ids)

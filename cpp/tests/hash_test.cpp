@@ -50,7 +50,7 @@ struct HashCase {
     dead = random.integers<uint8_t>(tokens, 0, 9);
     for (uint8_t& flag : dead) flag = flag == 0;
     lookback = random.integers<int32_t>(window, -100, kVocab - 1);
-    for (int32_t& id : lookback) id = std::max(id, kUnknownId);
+    for (int32_t& id : lookback) id = id == -100 ? kLostId : std::max(id, kUnknownId);
     lookback_dead = random.integers<uint8_t>(window, 0, 9);
     for (uint8_t& flag : lookback_dead) flag = flag == 0;
     next_lookback.assign(window, -7);
@@ -82,7 +82,6 @@ struct HashCase {
 
   //! The same request by request: every known position of the sequence in one map.
   std::vector<int32_t> twin() const {
-    constexpr int kDead = -1;
     std::vector<int32_t> result;
     for (size_t request = 0; request + 1 < cu_seqlens.size(); ++request) {
       const auto begin = static_cast<size_t>(cu_seqlens[request]);
@@ -95,8 +94,11 @@ struct HashCase {
       for (int column = 0; column < order - 1; ++column) {
         const size_t slot = request * static_cast<size_t>(order - 1) + static_cast<size_t>(column);
         if (lookback[slot] == kUnknownId) continue;
-        sources[positions[begin] - 1 - column] =
-            lookback_dead[slot] ? kDead : token_map[static_cast<size_t>(lookback[slot])];
+        const int32_t id = lookback[slot];
+        sources[positions[begin] - 1 - column] = lookback_dead[slot] ? kDead
+                                                 : id == kLostId
+                                                     ? kLost
+                                                     : token_map[static_cast<size_t>(id)];
       }
       for (size_t t = begin; t < end; ++t) hash_position(sources, positions[t], &result);
     }
@@ -104,14 +106,23 @@ struct HashCase {
   }
 
  private:
+  static constexpr int kDead = -1;
+  static constexpr int kLost = -2;
+
   void hash_position(const std::map<int64_t, int64_t>& sources, int64_t position,
                      std::vector<int32_t>* result) const {
     std::vector<int64_t> values;
     bool blocked = false;
     for (int shift = 0; shift < order; ++shift) {
       const auto found = sources.find(position - shift);
-      blocked = blocked || position - shift < 0 || (found != sources.end() && found->second < 0);
+      blocked =
+          blocked || position - shift < 0 || (found != sources.end() && found->second == kDead);
       values.push_back(blocked || found == sources.end() ? token_map[kPad] : found->second);
+    }
+    if (std::count(values.begin(), values.end(), kLost) > 0) {
+      const int num_ids = layers * (order - 1) * heads;
+      result->insert(result->end(), static_cast<size_t>(num_ids), kLostId);
+      return;
     }
     for (int layer = 0; layer < layers; ++layer) {
       for (int column = 0; column < (order - 1) * heads; ++column) {
@@ -147,6 +158,11 @@ TEST_CASE("hash equals its twin") {
   SUBCASE("smallest") { test = HashCase(1, 2, 1, {1}, 4); }
   SUBCASE("highest order") { test = HashCase(3, kMaxNgramSize, 3, {0, 11, 3}, 5); }
   SUBCASE("many threads") { test = HashCase(2, 3, 2, {4000, 1, 5000}, 6); }
+  SUBCASE("lost ids") {
+    test.lookback[0] = test.lookback[7] = test.lookback[9] = kLostId;
+    test.lookback_dead.assign(test.lookback_dead.size(), 0);
+    test.lookback_dead[9] = 1;
+  }
   hash_cpu(test.args(), 3);
   CHECK(test.ids == test.twin());
 }

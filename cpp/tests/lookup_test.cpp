@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "doctest/doctest.h"
+#include "engram/layout.h"
 #include "engram/ops.h"
 #include "engram/row.h"
 #include "random.h"
@@ -31,6 +32,7 @@ struct LookupCase {
     }
     ids = random.integers<int32_t>(static_cast<size_t>(tokens * ids_stride), 20, 140);
     for (size_t i = 0; i < ids.size(); i += 7) ids[i] = -1;
+    for (size_t i = 0; i < ids.size(); i += 11) ids[i] = kLostId;
   }
 
   void replace_nans(int64_t row) {
@@ -66,9 +68,12 @@ struct LookupCase {
             .form = form};
   }
 
-  //! Value and scale byte of element i of a token's column; zeros outside the table.
+  //! Value and scale byte of element i of a token's column; zeros outside the table, NaN of a lost
+  //! id.
   std::pair<uint8_t, uint8_t> element(int64_t token, int column, int i) const {
-    const int64_t row = ids[static_cast<size_t>(token * ids_stride + column)] - first_row;
+    const int64_t id = ids[static_cast<size_t>(token * ids_stride + column)];
+    if (id == kLostId) return {kFp8NanMagnitude, kE8m0Nan};
+    const int64_t row = id - first_row;
     if (row < 0 || row >= num_rows) return {0, 0};
     return {values[static_cast<size_t>(row * head_dim + i)],
             scales[static_cast<size_t>((row * head_dim + i) / kScaleBlock)]};

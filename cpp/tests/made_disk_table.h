@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "engram/layout.h"
 #include "engram/row.h"
 #include "made_file.h"
 #include "table/disk_reader.h"
@@ -44,7 +45,8 @@ class MadeDiskTable {
   const MadeFile& file() const { return file_; }
   int page_handle() const { return values_.file().page_handle(); }
 
-  //! How many rows of a read are neither right nor, where `lost` counts them, NaN.
+  //! How many rows of a read are neither right nor, where `lost` counts them, NaN. Right is NaN of
+  //! lost ids.
   int64_t num_wrong(const std::vector<int32_t>& ids, int64_t* lost = nullptr) {
     std::vector<uint8_t> values(ids.size() * kDiskHeadDim, 0xAA);
     std::vector<uint8_t> scales(ids.size() * kDiskScales, 0xAA);
@@ -61,11 +63,12 @@ class MadeDiskTable {
         }
         return true;
       };
-      if (is(values, kValuesAt, kDiskHeadDim, -1) && is(scales, kScalesAt, kDiskScales, -1)) {
-        continue;
-      }
       const bool is_nan = is(values, kValuesAt, kDiskHeadDim, kFp8NanMagnitude) &&
                           is(scales, kScalesAt, kDiskScales, kE8m0Nan);
+      const bool is_right = ids[i] == kLostId ? is_nan
+                                              : is(values, kValuesAt, kDiskHeadDim, -1) &&
+                                                    is(scales, kScalesAt, kDiskScales, -1);
+      if (is_right) continue;
       if (lost != nullptr && is_nan) {
         ++*lost;
       } else {

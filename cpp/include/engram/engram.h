@@ -78,11 +78,13 @@ typedef struct engram_hash_args {
   const int32_t* token_ids;   /*!< [T] raw ids */
   const void* positions;      /*!< [T] int32 or int64: position of each token in its request */
   const int32_t* cu_seqlens;  /*!< [B+1] first token of each request; NULL: a token each, B = T */
-  /*! [B, N-1] raw ids before the request's first token, nearest first; -1 unknown; or NULL */
+  /*! [B, N-1] raw ids before the request's first token, nearest first; -1 unknown, INT32_MIN lost
+   *  (see engram_history_args); or NULL */
   const int32_t* lookback_ids;
   const uint8_t* lookback_dead; /*!< [B, N-1] 0 or 1; NULL: none dead */
   const uint8_t* dead_mask;     /*!< [T] 0 or 1; NULL: none dead */
-  int32_t* hash_ids;            /*!< out [T, L, C]; -1 for a padding token */
+  int32_t* hash_ids; /*!< out [T, L, C]; of a padding token -1, of one that needs a lost id
+                      *   INT32_MIN */
   /*! out [B, N-1] the window for the request's next call, or NULL; not lookback_ids itself */
   int32_t* next_lookback_ids;
   int64_t num_tokens;
@@ -134,7 +136,8 @@ typedef struct engram_history_args {
   int32_t max_ngram_size;
 } engram_history_args;
 
-/*! engram_lookup: row ids to rows. Ids outside [first_row, first_row + num_rows) read as zeros. */
+/*! engram_lookup: row ids to rows. Ids outside [first_row, first_row + num_rows) read as zeros, but
+ *  INT32_MIN as NaN: value bytes 0x7F, scale bytes 0xFF. */
 typedef struct engram_lookup_args {
   const uint8_t* values; /*!< FP8 [num_rows, D]; on a GPU 8-byte aligned, 16 for MXFP8 forms */
   const uint8_t* scales; /*!< E8M0 [num_rows, D/32] */

@@ -13,9 +13,11 @@ namespace engram {
 constexpr int kMaxNgramSize = 8;        //!< highest order the kernels keep in registers
 constexpr int32_t kNoRow = -1;          //!< row id that reads as zeros
 constexpr int32_t kUnknownId = -1;      //!< lookback id that counts as padding
-constexpr int32_t kLostId = INT32_MIN;  //!< lookback id of a KV cache slot that did not hold
+constexpr int32_t kLostId = INT32_MIN;  //!< lookback id of a KV cache slot that did not hold, and
+                                        //!< row id of what needs one: reads as NaN
 constexpr int32_t kDeadSource = -1;     //!< source that blocks itself and all older positions
 constexpr int32_t kBadSource = -2;      //!< a raw id outside the vocabulary
+constexpr int32_t kLostSource = -3;     //!< a lost id
 
 ENGRAM_HOST_DEVICE int64_t position_at(const engram_hash_args& args, int64_t token) {
   return args.positions_dtype == ENGRAM_INT64 ? static_cast<const int64_t*>(args.positions)[token]
@@ -37,7 +39,8 @@ ENGRAM_HOST_DEVICE int32_t pad_id(const engram_hash_args& args) {
 }
 
 //! What the position `shift` tokens before `token` of `request` counts as: a compressed id,
-//! kDeadSource or kBadSource. first = first_token(request), chunk_position = position_at(first).
+//! kDeadSource, kBadSource or kLostSource. first = first_token(request), chunk_position =
+//! position_at(first).
 ENGRAM_HOST_DEVICE int32_t hash_source(const engram_hash_args& args, int64_t token, int32_t request,
                                        int64_t first, int64_t chunk_position, int shift) {
   const int64_t position = position_at(args, token) - shift;
@@ -55,24 +58,29 @@ ENGRAM_HOST_DEVICE int32_t hash_source(const engram_hash_args& args, int64_t tok
   const int32_t raw_id = args.lookback_ids[slot];
   if (raw_id == kUnknownId) return pad_id(args);
   if (args.lookback_dead != nullptr && args.lookback_dead[slot]) return kDeadSource;
-  return compressed_id(args, raw_id);
+  return raw_id == kLostId ? kLostSource : compressed_id(args, raw_id);
+}
+
+//! Row id in place of a token's hash whose sources have kBadSource or kLostSource.
+ENGRAM_HOST_DEVICE int32_t missing_row(int32_t source) {
+  return source == kLostSource ? kLostId : kNoRow;
 }
 
 //! The N sources of a token as the hash reads them: pad_id from the first dead or negative position
-//! on. Returns false, with nothing of use in sources, where a raw id lies outside the vocabulary.
-ENGRAM_HOST_DEVICE bool hash_sources(const engram_hash_args& args, int64_t token, int32_t request,
-                                     int32_t* sources) {
+//! on. Returns the first kBadSource or kLostSource, with nothing of use in sources, else 0.
+ENGRAM_HOST_DEVICE int32_t hash_sources(const engram_hash_args& args, int64_t token,
+                                        int32_t request, int32_t* sources) {
   const int64_t first = first_token(args, request);
   const int64_t chunk_position = position_at(args, first);
   bool blocked = false;
   for (int shift = 0; shift < args.max_ngram_size; ++shift) {
     const int32_t source =
         blocked ? kDeadSource : hash_source(args, token, request, first, chunk_position, shift);
-    if (source == kBadSource) return false;
+    if (source < kDeadSource) return source;
     blocked = source == kDeadSource;
     sources[shift] = blocked ? pad_id(args) : source;
   }
-  return true;
+  return 0;
 }
 
 //! One step of the rolling hash. Products stay below 2^63 because a multiplier is below 2^63 /

@@ -84,8 +84,7 @@ __device__ void report_bad_id(const engram_hash_args& args, uint64_t* fault, int
   } else {
     const int64_t slot =
         row_offset(request, args.max_ngram_size - 1) + chunk_position - 1 - position;
-    const int32_t id = args.lookback_ids[slot];
-    if (id != kLostId) store_fault(fault, FaultCode::kLookbackId, request, id);  // told before
+    store_fault(fault, FaultCode::kLookbackId, request, args.lookback_ids[slot]);
   }
 }
 
@@ -107,7 +106,8 @@ __device__ void prefetch_sources(const engram_hash_args& args, int64_t token, in
 }
 
 //! hash_sources (layout.h), one source a lane. Returns kBadSource in every lane for a padding token
-//! and for one with a bad boundary or raw id. All lanes of the warp take part.
+//! and for one with a bad boundary or raw id, else kLostSource where one is lost. All lanes of the
+//! warp take part.
 template <int kTokenLanes>
 __device__ int32_t find_source(const engram_hash_args& args, uint64_t* fault, int64_t token,
                                int lane) {
@@ -129,7 +129,9 @@ __device__ int32_t find_source(const engram_hash_args& args, uint64_t* fault, in
   const bool bad = !blocked && source == kBadSource;
   if (bad) report_bad_id(args, fault, token, request, chunk_position, lane);
   const bool any_bad = token_ballot<kTokenLanes>(bad) != 0;
+  const bool any_lost = token_ballot<kTokenLanes>(!blocked && source == kLostSource) != 0;
   if (any_bad || !sound) return kBadSource;
+  if (any_lost) return kLostSource;
   return blocked ? pad_id(args) : source;
 }
 
@@ -248,7 +250,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 4
     for (int token = group; token < num_tokens; token += num_groups) {
       const int32_t* const own = sources[token];
-      ids[token * num_ids] = own[0] == kBadSource ? kNoRow : hash_id(constants, remainder, own);
+      ids[token * num_ids] =
+          own[0] < kDeadSource ? missing_row(own[0]) : hash_id(constants, remainder, own);
     }
     i += num_id_threads;
     if (i >= num_ids) return;

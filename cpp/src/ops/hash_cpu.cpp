@@ -35,11 +35,13 @@ void check_boundaries(const engram_hash_args& args) {
                args.num_tokens, ", the number of tokens, got ", last);
 }
 
-//! Ids of dead tokens are not read: those of image spans may lie outside the vocabulary.
+//! Ids of dead tokens are not read: those of image spans may lie outside the vocabulary. Where ids
+//! may be unknown, they may be lost.
 void check_ids(const engram_hash_args& args, const char* name, const int32_t* ids,
                const uint8_t* dead, int64_t count, int32_t lowest) {
   for (int64_t i = 0; i < count; ++i) {
     if (dead != nullptr && dead[i]) continue;
+    if (lowest == kUnknownId && ids[i] == kLostId) continue;
     ENGRAM_CHECK(ids[i] >= lowest && ids[i] < args.vocab_size, name, "[", i, "]: expected ", lowest,
                  " to ", args.vocab_size - 1, ", got ", ids[i]);
     if (ids[i] == kUnknownId) continue;
@@ -80,7 +82,10 @@ void hash_range(const engram_hash_args& args, const Column* columns, int64_t beg
   for (int64_t token = begin; token < end; ++token) {
     while (token >= first_token(args, request + 1)) ++request;
     int32_t sources[kMaxNgramSize];
-    hash_sources(args, token, request, sources);
+    if (const int32_t missing = hash_sources(args, token, request, sources)) {
+      out = std::fill_n(out, row_offset(num_layers, num_columns(args)), missing_row(missing));
+      continue;
+    }
     const Column* column = columns;
     const int64_t* multiplier = args.multipliers;
     for (int layer = 0; layer < num_layers; ++layer) {

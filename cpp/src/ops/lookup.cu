@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(kRowThreads, kMinBlocks<kForm>)
     uint8_t scales[kTokens];
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
-      values[i] = Vector{};
-      scales[i] = 0;
-      if (rows[i] == kNoRow) continue;
+      values[i] = missing_values<Vector>(rows[i]);
+      scales[i] = missing_scale(rows[i]);
+      if (rows[i] < 0) continue;
       const uint8_t* const row = args.values + row_offset(rows[i], args.head_dim);
       values[i] = load_once(reinterpret_cast<const Vector*>(row + chunk * kBytes));
       scales[i] = load_once(args.scales + row_offset(rows[i], scales_per_row(args.head_dim)) +

@@ -34,6 +34,13 @@ class Bf16Writer {
     }
 #endif
   }
+  ~Bf16Writer() {
+#if defined(__x86_64__)
+    _mm_sfence();  // streamed rows are seen before the thread says it is done
+#endif
+  }
+  Bf16Writer(const Bf16Writer&) = delete;
+  Bf16Writer& operator=(const Bf16Writer&) = delete;
 
   void write(const Row* rows, int64_t num_rows, int64_t index) {
     uint16_t* const out = out_ + row_offset(index, head_dim_);
@@ -117,9 +124,33 @@ void lookup_range(const engram_lookup_args& args, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < num_rows; ++i) rows[i] = next_rows.take();
     writer.write(rows, num_rows, index);
   }
-#if defined(__x86_64__)
-  _mm_sfence();  // streamed rows are seen before the thread says it is done
-#endif
+}
+
+bool has_lost_ids(const engram_lookup_args& args, int64_t begin, int64_t end) {
+  bool found = false;
+  for (int64_t token = begin; token < end; ++token) {
+    const int32_t* const ids = args.ids + row_offset(token, args.ids_stride);
+    for (int32_t column = 0; column < args.num_columns; ++column) found |= ids[column] == kLostId;
+  }
+  return found;
+}
+
+//! Writes NaN rows over the zeros that all missing rows are in the loops above: those have no
+//! instruction to spare.
+template <typename Writer>
+void write_lost_rows(const engram_lookup_args& args, int64_t begin, int64_t end) {
+  const auto head_dim = static_cast<size_t>(args.head_dim);
+  const std::vector<uint8_t> values(head_dim, kFp8NanMagnitude);
+  const std::vector<uint8_t> scales(head_dim / kScaleBlock, kE8m0Nan);
+  const Row row = {values.data(), scales.data()};
+  Writer writer(args);
+  for (int64_t token = begin; token < end; ++token) {
+    const int32_t* const ids = args.ids + row_offset(token, args.ids_stride);
+    for (int32_t column = 0; column < args.num_columns; ++column) {
+      if (ids[column] != kLostId) continue;
+      writer.write(&row, 1, row_offset(token, args.num_columns) + column);
+    }
+  }
 }
 
 LookupRange fastest_lookup_range(const engram_lookup_args& args) {
@@ -180,9 +211,12 @@ void lookup_cpu(const engram_lookup_args& args, int num_threads) {
   const int64_t grain = staged ? kStageTileRows : ceil_div(kRowsPerRange, args.num_columns);
   const int64_t num_scales = row_offset(args.num_columns, scales_per_row(args.head_dim));
   const LookupRange look_up = fastest_lookup_range(args);
+  const LookupRange write_lost =
+      args.form == ENGRAM_ROWS_BF16 ? write_lost_rows<Bf16Writer> : write_lost_rows<ByteWriter>;
   parallel_for(args.num_tokens, grain, num_threads, [&](int64_t begin, int64_t end) {
     if (staged) clear_staged_tiles(args.out_scales, begin, end, num_scales);
     look_up(args, begin, end);
+    if (has_lost_ids(args, begin, end)) write_lost(args, begin, end);
   });
 }
 

@@ -13,6 +13,7 @@ namespace engram {
 namespace {
 
 constexpr uint32_t kNothing = 0xFFFFFFFFu;
+constexpr uint32_t kLost = kNothing - 1;
 
 //! Smallest and largest row that a segment's tokens want; smallest > largest where they want none.
 struct RowSpan {
@@ -52,8 +53,8 @@ __global__ void __launch_bounds__(kThreads)
     const int place = i * kThreads + static_cast<int>(threadIdx.x);
     tokens[i] = static_cast<uint16_t>(place);
     const int64_t row = place < count ? find_table_row(args, first_token + place, column) : kNoRow;
-    keys[i] = row == kNoRow ? kNothing : static_cast<uint32_t>(row);
-    if (row == kNoRow) continue;
+    keys[i] = row == kNoRow ? kNothing : row == kLostId ? kLost : static_cast<uint32_t>(row);
+    if (row < 0) continue;
     smallest = min(smallest, keys[i]);
     largest = max(largest, keys[i]);
   }
@@ -65,15 +66,18 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
-  // Keys of as few bits as the rows need; no row comes after all rows, no token at the end
+  // Keys of as few bits as the rows need; what has no row comes after all rows, no token at the end
   const uint32_t base = span.smallest;
   const uint32_t no_row = span.largest >= base ? span.largest - base + 1 : 0;
-  const uint32_t no_token = no_row + 1;
+  const uint32_t lost = no_row + 1;
+  const uint32_t no_token = lost + 1;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     const int place = i * kThreads + static_cast<int>(threadIdx.x);
-    if (keys[i] != kNothing) {
+    if (keys[i] < kLost) {
       keys[i] -= base;
+    } else if (keys[i] == kLost) {
+      keys[i] = lost;
     } else {
       keys[i] = place < count ? no_row : no_token;
     }
@@ -107,11 +111,11 @@ __global__ void __launch_bounds__(kThreads)
     const int place = first_place + i;
     if (place < count) sorted[place] = tokens[i];
     if ((begins >> i & 1u) == 0) continue;
-    const int32_t row = keys[i] == no_row ? -1 : static_cast<int32_t>(base + keys[i]);
-    runs[run++] = {row, place};
+    const int32_t row = static_cast<int32_t>(base + keys[i]);
+    runs[run++] = {keys[i] == no_row ? kNoRow : keys[i] == lost ? kLostId : row, place};
   }
   if (threadIdx.x == 0) {
-    runs[num_runs] = {-1, count};
+    runs[num_runs] = {kNoRow, count};
     arrays.num_runs[segment] = num_runs;
   }
 }

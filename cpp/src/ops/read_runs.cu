@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
       uint8_t scales[kRunsInFlight];
 #pragma unroll
       for (int i = 0; i < kRunsInFlight; ++i) {
-        values[i] = {0, 0};
-        scales[i] = 0;
-        if (!has_chunk || num_tokens[i] == 0 || rows[i] == kNoRow) continue;
+        values[i] = missing_values<uint2>(rows[i]);
+        scales[i] = missing_scale(rows[i]);
+        if (!has_chunk || num_tokens[i] == 0 || rows[i] < 0) continue;
         const uint8_t* const row = args.values + row_offset(rows[i], args.head_dim);
         values[i] = load_once(reinterpret_cast<const uint2*>(row) + chunk);
         scales[i] = load_once(args.scales + row_offset(rows[i], scales_per_row(args.head_dim)) +

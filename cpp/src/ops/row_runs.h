@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "engram/engram.h"
+#include "engram/layout.h"
 #include "engram/row.h"
 
 #if ENGRAM_CUDA
@@ -25,7 +26,7 @@ constexpr int kReadBlocks = 8;
 constexpr int kMaxRunTokens = 32;
 
 struct alignas(8) RowRun {
-  int32_t row;    //!< of the table, or -1: zeros
+  int32_t row;    //!< of the table, kNoRow or kLostId
   int32_t first;  //!< of its places in the segment's sorted tokens; the next run's is their end
 };
 

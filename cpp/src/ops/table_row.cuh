@@ -10,13 +10,31 @@
 
 namespace engram {
 
-//! Row of the table, or kNoRow: any id, also one of an uninitialised array, reads inside the table.
+//! Row of the table, kNoRow or kLostId: any id, also one of an uninitialised array, reads inside
+//! the table.
 __device__ __forceinline__ int64_t find_table_row(const engram_lookup_args& args, int64_t token,
                                                   int column) {
   if (token >= args.num_tokens) return kNoRow;
   const int64_t id = __ldg(args.ids + row_offset(token, args.ids_stride) + column);
+  if (id == kLostId) return kLostId;
   const int64_t row = id - args.first_row;
   return row >= 0 && row < args.num_rows ? row : kNoRow;
+}
+
+//! What kNoRow and kLostId read as: zeros and NaN, in values and in scales.
+template <typename Vector>
+__device__ __forceinline__ Vector missing_values(int64_t row) {
+  constexpr uint32_t kFourNans = kFp8NanMagnitude * 0x01010101u;
+  const uint32_t word = row == kLostId ? kFourNans : 0;
+  if constexpr (sizeof(Vector) == sizeof(uint2)) {
+    return {word, word};
+  } else {
+    return {word, word, word, word};
+  }
+}
+
+__device__ __forceinline__ uint8_t missing_scale(int64_t row) {
+  return row == kLostId ? kE8m0Nan : uint8_t{0};
 }
 
 //! Writes one chunk of a row, as many values as a Vector has bytes, and its scale where the chunk

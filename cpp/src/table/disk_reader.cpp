@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "engram/error.h"
+#include "engram/layout.h"
 #include "engram/row.h"
 #include "table/log.h"
 
@@ -72,19 +73,27 @@ void DiskReader::read(const int32_t* ids, int64_t count, uint8_t* values_out, ui
       const bool repeated = i > 0 && batch.wanted[i - 1].row == row.row;
       if (!repeated) hot_rows_.insert(row.row, values, scales);
     } else {
-      memset(values, kFp8NanMagnitude, static_cast<size_t>(value_bytes_));
-      memset(scales, kE8m0Nan, static_cast<size_t>(scale_bytes_));
+      write_nan(values, scales);
     }
   }
 }
 
-//! Writes zeros, scales that are in RAM and rows that were read before; the rest is left.
+void DiskReader::write_nan(uint8_t* values, uint8_t* scales) const {
+  memset(values, kFp8NanMagnitude, static_cast<size_t>(value_bytes_));
+  memset(scales, kE8m0Nan, static_cast<size_t>(scale_bytes_));
+}
+
+//! Writes missing rows, scales that are in RAM and rows that were read before; the rest is left.
 std::vector<DiskReader::Wanted> DiskReader::take_hot(const int32_t* ids, int64_t count,
                                                      uint8_t* values_out, uint8_t* scales_out) {
   std::vector<Wanted> wanted;
   for (int64_t i = 0; i < count; ++i) {
     uint8_t* const values = values_out + row_offset(i, value_bytes_);
     uint8_t* const scales = scales_out + row_offset(i, scale_bytes_);
+    if (ids[i] == kLostId) {
+      write_nan(values, scales);
+      continue;
+    }
     const int64_t row = ids[i] - first_row_;
     if (row < 0 || row >= num_rows_) {
       memset(values, 0, static_cast<size_t>(value_bytes_));

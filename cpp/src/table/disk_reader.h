@@ -33,9 +33,9 @@ class DiskReader {
              const uint8_t* host_scales, int64_t hot_bytes);
 
   //! Row ids[i] to values_out [count, D] and scales_out [count, D/32], in any host memory. Ids
-  //! outside the table's rows give zeros. Rows that cannot be read are NaN, values and scales, and
-  //! leave a fault; so are all of a call in which a file turns out to have changed. Thread-safe;
-  //! sleeps while the disk works.
+  //! outside the table's rows give zeros, lost ones NaN, values and scales. So are rows that cannot
+  //! be read, which leave a fault, and all of a call in which a file turns out to have changed.
+  //! Thread-safe; sleeps while the disk works.
   void read(const int32_t* ids, int64_t count, uint8_t* values_out, uint8_t* scales_out);
 
   //! The first fault since the last call, naming file and offset. Files that have changed stay a
@@ -66,6 +66,7 @@ class DiskReader {
   void fetch(Batch* batch);
   void read_again(Batch* batch);
   bool are_unchanged();
+  void write_nan(uint8_t* values, uint8_t* scales) const;
   void note_fault(const std::string& text, bool lasts);
 
   const int64_t first_row_;
