@@ -208,8 +208,9 @@ TEST_CASE("bind: every rank reads every byte of one copy") {
     for (int rank = 0; rank < 3; ++rank) {
       ranks.emplace_back([&, rank]() -> std::string {
         BindState state;
-        const TablesByName tables = bind_tables(
-            bindings, {.name = group, .rank = rank, .size = 3, .timeout_s = 20}, state, [] {});
+        const TablesByName tables =
+            bind_tables(bindings, {.name = group, .rank = rank, .size = 3, .timeout_s = kPatience},
+                        state, [] {});
         if (state.progress.done != state.progress.total) return "progress is not complete";
         if (tables.at("one")->history().rank != rank) return "another rank";
         return look_at(tables, 3);
@@ -231,8 +232,8 @@ TEST_CASE("bind: one rank's refusal is all ranks' error, and nothing is left") {
       BindState state;
       std::string text = "no error";
       try {
-        bind_tables(bindings, {.name = group, .rank = rank, .size = 3, .timeout_s = 20}, state,
-                    [&] { ENGRAM_CHECK(rank != 1, "no"); });
+        bind_tables(bindings, {.name = group, .rank = rank, .size = 3, .timeout_s = kPatience},
+                    state, [&] { ENGRAM_CHECK(rank != 1, "no"); });
       } catch (const Error& error) {
         text = error.what();
       }
@@ -256,8 +257,8 @@ TEST_CASE("bind: what one rank cannot read of its file is all ranks' error") {
       {"layer = 1", "layer = = 1", "line 9: expected TOML"},
       {"[tables.one]", "[tables.one", "line 7: expected TOML"},
       {"version = 1", "version = 2", "format_version: expected 1, found 2"},
-      {"timeout_s = 20", "timeout = 20", "group: expected known keys, found 'timeout'"},
-      {"timeout_s = 20", "timeout_s = -1", "group: timeout_s: expected seconds, more than 0 and"},
+      {"timeout_s = 1200", "timeout = 1200", "group: expected known keys, found 'timeout'"},
+      {"timeout_s = 1200", "timeout_s = -1", "group: timeout_s: expected seconds, more than 0 and"},
       {"[tables.one]", "[table.one]", "expected known keys, found 'table'"},
       {"[tables.one]\nstore = \".\"\nlayer = 1\nformula_seed = 1\n", "",
        "table 'one': expected it to be bound as on rank 0, found that it is not"},
@@ -268,20 +269,19 @@ TEST_CASE("bind: what one rank cannot read of its file is all ranks' error") {
     std::vector<Process> ranks;
     for (int rank = 0; rank < 3; ++rank) {
       ranks.emplace_back([&, rank]() -> std::string {
-        std::string text =
-            concat("format_version = 1\n[group]\nname = \"", group, "\"\nsize = 3\nrank = ", rank,
-                   "\ntimeout_s = 20\n[tables.one]\nstore = \".\"\nlayer = 1\nformula_seed = 1\n");
+        std::string text = concat(
+            "format_version = 1\n[group]\nname = \"", group, "\"\nsize = 3\nrank = ", rank,
+            "\ntimeout_s = 1200\n[tables.one]\nstore = \".\"\nlayer = 1\nformula_seed = 1\n");
         if (rank == 1) text.replace(text.find(wrong.text), std::strlen(wrong.text), wrong.with);
-        const double begin = now_s();
         try {
           TableRegistry::instance().bind(parse_tables(text, store.path(), "my.toml"));
         } catch (const Error& error) {
-          return now_s() - begin < 10 ? error.what() : "late";
+          return error.what();
         }
         return "no error";
       });
     }
-    const std::string text = ranks[0].result(30);
+    const std::string text = ranks[0].result();
     CHECK(has(text, "rank 1: "));
     CHECK(has(text, wrong.error));
     for (const size_t rank : {1, 2}) CHECK(ranks[rank].result() == text);
@@ -296,7 +296,7 @@ TEST_CASE("bind: a rank that declines is all ranks' error, and needs no tables f
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {
       const std::string group = concat("format_version = 1\n[group]\nname = \"", name,
-                                       "\"\nsize = 3\ntimeout_s = 20\nrank = ", rank, "\n");
+                                       "\"\nsize = 3\ntimeout_s = 1200\nrank = ", rank, "\n");
       const std::string table = "[tables.one]\nstore = \".\"\nlayer = 1\nformula_seed = 1\n";
       const engram_status status =
           rank == 1 ? engram_table_decline(group.c_str(), "/", "", "no disk")

@@ -143,7 +143,7 @@ TEST_CASE("a file that was written to gives no row of either state") {
   CHECK(table.num_wrong({5}) == 0);
   REQUIRE(fchmod(table.file().handle(), 0600) == 0);  // no change
   CHECK(table.num_wrong({5, 6}) == 0);
-  REQUIRE(pwrite(table.file().handle(), "new", 3, kValuesAt + 7 * kDiskHeadDim) == 3);
+  table.file().overwrite("new", kValuesAt + 7 * kDiskHeadDim);
   int64_t lost = 0;
   CHECK(table.num_wrong({5, 7, 9000}, &lost) == 0);
   CHECK(lost == 2);

@@ -50,7 +50,7 @@ Bindings kept_bindings(const Folder& store, const std::string& keeper, uint64_t 
 
 TablesByName attach(const Bindings& bindings) {
   BindState state;
-  return bind_tables(bindings, {.timeout_s = 10}, state, [] {});
+  return bind_tables(bindings, {.timeout_s = kPatience}, state, [] {});
 }
 
 std::string refusal(const Bindings& bindings) {
@@ -134,9 +134,9 @@ TEST_CASE("keeper: requests that are none close their connection, and nobody els
   const auto ask = [&](const json& request) -> std::string {
     auto connection = try_connect(keeper_address(name, ""));
     REQUIRE(connection);
-    connection->send({.data = request, .fds = {}}, deadline_after(5));
+    connection->send({.data = request, .fds = {}}, deadline_after(kPatience));
     try {
-      return connection->receive(deadline_after(5)).data.at("type").get<std::string>();
+      return connection->receive(deadline_after(kPatience)).data.at("type").get<std::string>();
     } catch (const Disconnected&) {
       return "closed";
     }

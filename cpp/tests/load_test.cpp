@@ -128,7 +128,7 @@ TEST_CASE("loading ends soon after any thread's error, which is the one that is 
   const auto slowly = [&](int64_t num_bytes) {
     done += num_bytes;
     while (threads < 3) usleep(1000);  // the one that fails has begun
-    usleep(20000);
+    usleep(500000);                    // and has its error long before a block is done
   };
   const LoadOptions options{.verify = true,
                             .num_threads = 3,

@@ -49,6 +49,18 @@ class MadeFile {
     return bytes;
   }
 
+  //! Until its time stamp is another, whose clock ticks seldom.
+  void overwrite(const std::string& bytes, int64_t at) const {
+    struct stat before{}, after{};
+    REQUIRE(fstat(handle_, &before) == 0);
+    const auto count = static_cast<ssize_t>(bytes.size());
+    do {
+      REQUIRE(pwrite(handle_, bytes.data(), bytes.size(), at) == count);
+      REQUIRE(fstat(handle_, &after) == 0);
+    } while (after.st_mtim.tv_sec == before.st_mtim.tv_sec &&
+             after.st_mtim.tv_nsec == before.st_mtim.tv_nsec);
+  }
+
   void drop_cached() const { REQUIRE(posix_fadvise(handle_, 0, 0, POSIX_FADV_DONTNEED) == 0); }
 
   //! For each page, whether the page cache holds it.

@@ -70,8 +70,8 @@ TEST_CASE("a message's bytes and descriptors arrive, however many") {
       for (size_t i = 0; i < num_fds; ++i) {
         message.fds.push_back(numbered_file(static_cast<int>(i)));
       }
-      std::thread sender([&, &from = here] { from.send(message, deadline_after(20)); });
-      const Message got = there.receive(deadline_after(20));
+      std::thread sender([&, &from = here] { from.send(message, deadline_after(kPatience)); });
+      const Message got = there.receive(deadline_after(kPatience));
       sender.join();
       CHECK(got.data == message.data);
       REQUIRE(got.fds.size() == num_fds);
@@ -86,9 +86,9 @@ TEST_CASE("a message's bytes and descriptors arrive, however many") {
 TEST_CASE("what the other end has not read is known") {
   auto [here, there] = new_pair();
   CHECK(here.unread_bytes() <= 1);
-  here.send({std::string(5000, 'x'), {}}, deadline_after(1));
+  here.send({std::string(5000, 'x'), {}}, deadline_after(kPatience));
   CHECK(here.unread_bytes() >= 5000);
-  there.receive(deadline_after(1));
+  there.receive(deadline_after(kPatience));
   CHECK(here.unread_bytes() <= 1);
 }
 
@@ -101,20 +101,20 @@ TEST_CASE("waiting ends at the deadline") {
   const auto send = [&, &to = here] { to.send(large, deadline_after(0.2)); };
   CHECK(has(text_of(send), "found that it does not read"));
   CHECK(now_s() - start > 0.35);
-  CHECK(now_s() - start < 5);
+  CHECK(now_s() - start < kPatience);
 }
 
 TEST_CASE("what was sent before the other end closed is received") {
   auto [here, there] = new_pair();
-  here.send({"unread", {}}, deadline_after(1));
+  here.send({"unread", {}}, deadline_after(kPatience));
   {
     const Connection closing = std::move(there);
     Connection& sender = const_cast<Connection&>(closing);
-    sender.send({"last words", {}}, deadline_after(1));
+    sender.send({"last words", {}}, deadline_after(kPatience));
   }
-  CHECK(here.receive(deadline_after(1)).data == "last words");
-  CHECK_THROWS_AS(here.receive(deadline_after(1)), Disconnected);
-  CHECK_THROWS_AS(here.send({"more", {}}, deadline_after(1)), Disconnected);
+  CHECK(here.receive(deadline_after(kPatience)).data == "last words");
+  CHECK_THROWS_AS(here.receive(deadline_after(kPatience)), Disconnected);
+  CHECK_THROWS_AS(here.send({"more", {}}, deadline_after(kPatience)), Disconnected);
 }
 
 TEST_CASE("bytes that are no message are refused") {
@@ -125,7 +125,7 @@ TEST_CASE("bytes that are no message are refused") {
     const FileDescriptor raw(ends[0]);
     Connection there(FileDescriptor(ends[1]), "here");
     REQUIRE(write(raw.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
-    CHECK(has(text_of([&] { there.receive(deadline_after(1)); }), "here: expected "));
+    CHECK(has(text_of([&] { there.receive(deadline_after(kPatience)); }), "here: expected "));
   }
 }
 
@@ -135,11 +135,11 @@ TEST_CASE("descriptors beyond the limit of open files are an error with the limi
     const size_t before = count_descriptors();
     Message message;
     for (int i = 0; i < 50; ++i) message.fds.push_back(numbered_file(i));
-    here.send(message, deadline_after(1));
+    here.send(message, deadline_after(kPatience));
     message.fds.clear();
     const rlimit limit{20, 20};
     setrlimit(RLIMIT_NOFILE, &limit);
-    const std::string text = text_of([&, &to = there] { to.receive(deadline_after(1)); });
+    const std::string text = text_of([&, &to = there] { to.receive(deadline_after(kPatience)); });
     return concat(text, ", ", count_descriptors() - before, " left");
   });
   const std::string text = process.result();
@@ -159,14 +159,14 @@ TEST_CASE("a listener and who connects, by name and by path") {
       Listener listener(address);
       CHECK(!listener.accept(deadline_after(0.05)));
       Process process([&] {
-        Connection made = connect(address, deadline_after(5));
-        made.send({"from there", {}}, deadline_after(5));
+        Connection made = connect(address, deadline_after(kPatience));
+        made.send({"from there", {}}, deadline_after(kPatience));
         return concat(made.peer_pid() == getppid());
       });
-      std::optional<Connection> made = listener.accept(deadline_after(5));
+      std::optional<Connection> made = listener.accept(deadline_after(kPatience));
       REQUIRE(made);
       CHECK(made->peer_pid() == process.pid());
-      CHECK(made->receive(deadline_after(5)).data == "from there");
+      CHECK(made->receive(deadline_after(kPatience)).data == "from there");
       CHECK(process.result() == "1");
       CHECK(has(text_of([&] { Listener second(address); }),
                 concat("expected nobody to listen there, found pid ", getpid())));
@@ -204,7 +204,7 @@ TEST_CASE("a path of a process that was killed is replaced, by one of many") {
     Process killed([&] {
       const Listener listener(address);
       listens.set();
-      sleep_s(60);
+      sleep_s(10 * kPatience);
       return std::string();
     });
     REQUIRE(listens.wait());
@@ -227,7 +227,7 @@ TEST_CASE("a path of a process that was killed is replaced, by one of many") {
         }
       });
     }
-    CHECK(connect(address, deadline_after(5)).peer_pid() > 0);
+    CHECK(connect(address, deadline_after(kPatience)).peer_pid() > 0);
     CHECK(tried.wait_times(4));
     end.set();
     int won = 0;
@@ -296,7 +296,7 @@ std::string take_names(const Address& address, int num_names, const Signal& read
     taken.push_back(raw_listener(concat("trtllm-engram/0/", address.name, "/", k)));
   }
   ready.set();
-  sleep_s(60);
+  sleep_s(10 * kPatience);
   return "";
 }
 
@@ -313,7 +313,7 @@ TEST_CASE("other users' sockets are passed over, and they are turned away") {
   std::optional<Connection> made = try_connect(address);
   REQUIRE(made);
   CHECK(made->peer_pid() == getpid());
-  CHECK(listener.accept(deadline_after(1)));
+  CHECK(listener.accept(deadline_after(kPatience)));
   Process intruder([&] {
     FileDescriptor raw(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     const std::string name = concat("trtllm-engram/0/", address.name, "/2");
