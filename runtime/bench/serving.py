@@ -242,13 +242,14 @@ def _outputs(made: Sequence[Made]) -> dict[str, Host]:
 
 
 def _send(kind: Kind, url: str, number: int, stop: threading.Event) -> None:
-    """A thread of its own: sends a kind's calls in turns until told to stop, at a text's end."""
+    """A thread of its own: sends a kind's calls in turns until told to stop, at a text's end; one
+    at least, for on a busy machine the time may be over before it begins."""
     client = tritonclient(kind.protocol)
     with contextlib.closing(client.InferenceServerClient(url)) as server:
         turn = 0
         while True:
             call = kind.calls[turn % len(kind.calls)]
-            if stop.is_set() and (call.sequence is None or call.sequence[0]):
+            if turn > 0 and stop.is_set() and (call.sequence is None or call.sequence[0]):
                 return
             started = time.perf_counter()
             try:
