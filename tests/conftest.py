@@ -19,6 +19,8 @@ from kept_plans import keep_plans
 
 # A shell's background job ignores Ctrl-C, and so do its children: tests of it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Help and tables are as wide as the terminal, which is the developer's.
+os.environ["COLUMNS"] = "80"
 
 # How long an example takes is the machine's affair; a fixture serves all examples of a test.
 _UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
