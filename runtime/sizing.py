@@ -17,6 +17,7 @@ from .row import num_blocks, packed_row_bytes
 # how they were measured).
 DEVICE_ROWS_PER_S = 3.83e9  # in its own memory
 HOST_ROWS_PER_S = 27.8e6  # in host memory over PCIe 5, row by row: a translation of 36 ns each
+_HOT_BYTES = 1 << 30  # of a layer on disk: rows that were read before, as hot_gib is by default
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,16 @@ def placements(config: EngramConfig, nodes: Nodes) -> list[Placement]:
     table_bytes = rows * row_bytes
     num_ranks = max(1, nodes.num_gpus)
     share = -(-table_bytes // num_ranks)
+    hot_bytes = sum(min(_HOT_BYTES, layer * row_bytes) for layer in config.num_embeddings)
     rows_per_token = config.num_layers * config.num_columns
 
     def placement(
-        name: str, what: str, ram_bytes: int, gpu_bytes: int, rows_per_s: float | None
+        name: str,
+        what: str,
+        ram_bytes: int,
+        gpu_bytes: int,
+        rows_per_s: float | None,
+        read_bytes: int = table_bytes,
     ) -> Placement:
         fits = ram_bytes <= nodes.ram_bytes and gpu_bytes <= nodes.gpu_bytes
         measured = rows_per_s is not None and nodes.num_gpus > 0
@@ -68,7 +75,7 @@ def placements(config: EngramConfig, nodes: Nodes) -> list[Placement]:
             ram_bytes=ram_bytes,
             gpu_bytes=gpu_bytes,
             fits=fits and (nodes.num_gpus > 0 or not gpu_bytes),
-            load_seconds=table_bytes / nodes.disk_bytes_per_s if ram_bytes or gpu_bytes else 0.0,
+            load_seconds=read_bytes / nodes.disk_bytes_per_s,
             tokens_per_s=rows_per_s / rows_per_token if measured and rows_per_s else None,
         )
 
@@ -91,12 +98,20 @@ def placements(config: EngramConfig, nodes: Nodes) -> list[Placement]:
         ),
         placement(
             "host, memory private",
-            f"RAM, {num_ranks} copies, one a rank",
+            "RAM, a copy for each rank",
             table_bytes * num_ranks,
             0,
             host,
         ),
         placement("device", "every GPU, a copy each", 0, table_bytes, device),
         placement("device_sharded", "all GPUs of a node together", 0, share, None),
-        placement("disk", "the checkpoint's files", 0, 0, None),
+        placement("disk", "files, for CPUs; hot rows in RAM", hot_bytes, 0, None, 0),
+        placement(
+            "disk, scales in RAM",
+            "the same, and scales in RAM",
+            hot_bytes + rows * scale_bytes,
+            0,
+            None,
+            rows * scale_bytes,
+        ),
     ]

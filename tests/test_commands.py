@@ -242,6 +242,10 @@ def test_size_of_the_true_model(run, files):
     assert placements["device_sharded"]["gpu_bytes"] == -(-total // 8)
     assert placements["host"]["load_seconds"] == total / 2e9
     assert placements["disk"]["load_seconds"] == 0
+    assert placements["disk"]["ram_bytes"] == 2 << 30  # hot_gib of each layer
+    scales = total * 8 // 264
+    assert placements["disk, scales in RAM"]["ram_bytes"] == (2 << 30) + scales
+    assert placements["disk, scales in RAM"]["load_seconds"] == scales / 2e9
     assert placements["device"]["tokens_per_s"] == sizing.DEVICE_ROWS_PER_S / 48
     assert placements["device_sharded"]["tokens_per_s"] is None
     assert {name: one["fits"] for name, one in placements.items()} == {
@@ -252,4 +256,5 @@ def test_size_of_the_true_model(run, files):
         "device": False,
         "device_sharded": True,
         "disk": True,
+        "disk, scales in RAM": True,
     }
