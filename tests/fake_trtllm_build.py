@@ -19,10 +19,18 @@ import fake_trtllm
 import pytest
 from fake_trtllm import DecoderModelForCausalLM, PretrainedConfig, State, Transformer
 
-VERSIONS = ("0.15", "1.2", "1.3")
+VERSIONS = ("0.14", "0.15", "1.2", "1.3")
+_OLD = VERSIONS[:2]
 # Ours that import it.
 PACKAGE = "trtllm_engram.builder.trtllm"
 OURS = ("front_end", "memory", "model", "llama")
+
+
+def _prepare_inputs_0_14(
+    self, max_num_tokens, use_cache, max_draft_len=0, prompt_embedding_table_size=0,
+    gather_generation_logits=False, speculative_decoding_draft_tokens_external=False,
+) -> Any:  # fmt: skip
+    return self._inputs(max_num_tokens, use_cache, None)
 
 
 def _prepare_inputs_0_15(
@@ -50,7 +58,7 @@ SETTINGS = (
 
 
 class SlottedPluginConfig:
-    """0.15: fields behind properties, and few of them."""
+    """0.14 and 0.15: fields behind properties, and few of them."""
 
     __slots__ = tuple(f"_{name}" for name in SETTINGS)
 
@@ -80,10 +88,13 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
     class VersionModel(DecoderModelForCausalLM):
-        prepare_inputs = _prepare_inputs_0_15 if version == "0.15" else _prepare_inputs_1_2
+        prepare_inputs = {
+            "0.14": _prepare_inputs_0_14,
+            "0.15": _prepare_inputs_0_15,
+        }.get(version, _prepare_inputs_1_2)
 
         def mapping_shape(self, num_layers: int) -> list[int]:
-            return [num_layers] if version == "0.15" else [num_layers, 2]
+            return [num_layers] if version in _OLD else [num_layers, 2]
 
     class LLaMAConfig(PretrainedConfig):
         def __init__(self, *, mlp_bias: bool = False, **kwargs: Any) -> None:
@@ -163,12 +174,12 @@ def build(
         "tokens_per_block": paged,
     }
     plugins: Any = SlottedPluginConfig(**values)
-    if version != "0.15":
+    if version not in _OLD:
         plugins = SimpleNamespace(**values, norm_quant_fusion=False)
     State.net = SimpleNamespace(trt_network=fake_tensorrt.Network(), plugin_config=plugins, dims={})
     State.model = model
     known = {"max_num_tokens": 64, "use_cache": True, **settings}
-    if version == "0.15":
+    if version in _OLD:
         known["gather_generation_logits"] = False
     model(**model.prepare_inputs(**known))
     return State.net.trt_network

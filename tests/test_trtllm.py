@@ -253,12 +253,18 @@ def paged_feeds(call, executor):
     }
 
 
+CACHE_REFUSED = {
+    "0.14": "kv_phantom: prepare_inputs: expected to take num_hidden_layers, found that it",
+    "0.15": "host_kv_cache_pool_mapping: expected [layers, 2], found [7]",
+}
+
+
 @pytest.mark.parametrize(("beams", "drafts"), [(1, 2), (3, 0)], ids=["drafts", "beams"])
 def test_history_in_the_kv_cache(version, store, checkpoint, beams, drafts):
     """Under a simulated executor every step has the bits of the whole histories."""
     base, output = checkpoint("kv_phantom")
-    if version == "0.15":
-        with refusal("host_kv_cache_pool_mapping: expected [layers, 2], found [7]"):
+    if version in CACHE_REFUSED:
+        with refusal(CACHE_REFUSED[version]):
             build(version, output, *LLAMA, paged=4)
         return
     net = build(version, output, *LLAMA, paged=4)
@@ -284,7 +290,7 @@ def test_history_in_the_kv_cache(version, store, checkpoint, beams, drafts):
     assert steps > 20
 
 
-@pytest.mark.parametrize("version", VERSIONS[1:], indirect=True)
+@pytest.mark.parametrize("version", VERSIONS[2:], indirect=True)
 def test_one_more_layer_in_the_cache(version, checkpoint):
     """The first: the decoder's own come after it, and the executor makes it with one head."""
     net = build(version, checkpoint("kv_phantom")[1], *LLAMA, paged=32)

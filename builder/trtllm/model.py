@@ -72,12 +72,13 @@ class EngramDecoderMixin:
         return layers
 
     def prepare_inputs(self, **kwargs: Any) -> dict[str, Any]:
+        prepare = super().prepare_inputs  # type: ignore[misc]
         if self.engram is not None:
             front_end.refuse_fusions()
             _check_inputs(self.engram.section, kwargs)
             if self.engram.section.history == "kv_phantom":
-                kwargs = phantom.with_layer(kwargs, self.config)
-        inputs: dict[str, Any] = super().prepare_inputs(**kwargs)  # type: ignore[misc]
+                kwargs = phantom.with_layer(prepare, kwargs, self.config)
+        inputs: dict[str, Any] = prepare(**kwargs)
         return inputs if self.engram is None else self.engram.add_inputs(inputs)
 
     def forward(self, **inputs: Any) -> Any:

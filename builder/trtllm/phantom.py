@@ -5,7 +5,8 @@ decoder, the first, of one head. Nothing attends to it; the hash node keeps toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trtllm_engram.builder.network import ITensor
@@ -57,8 +58,15 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         )
 
 
-def with_layer(settings: Mapping[str, Any], config: Any) -> dict[str, Any]:
+def with_layer(
+    prepare_inputs: Callable[..., Any], settings: Mapping[str, Any], config: Any
+) -> dict[str, Any]:
     """prepare_inputs' arguments for the cache's number of layers."""
+    if "num_hidden_layers" not in inspect.signature(prepare_inputs).parameters:
+        raise InputError(
+            "kv_phantom: prepare_inputs: expected to take num_hidden_layers, found that it does "
+            "not: this version of TensorRT-LLM has a cache of the decoder's own layers alone"
+        )
     return {**settings, "num_hidden_layers": config.num_hidden_layers + 1}
 
 
