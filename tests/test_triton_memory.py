@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from command_line import COMMAND
 from process_memory import table_memory
-from triton_asking import IDS, LAYERS, ask, ids_of, table_bytes, write_model
+from triton_asking import IDS, LAYERS, ask, ids_of, same, table_bytes, write_model
 from triton_server import client
 from waiting import wait_until
 
@@ -132,3 +132,25 @@ def test_the_benchmark_finds_a_wrong_bit(server, capsys, monkeypatch):
     code, found = bench(server, capsys)
     assert code == 1
     assert "next_lookback_ids: expected the reference's bits" in found["errors"][0]
+
+
+def test_rows_on_disk(server, store, expected, folder):
+    """As `run` has them, and counted: those that were read before are found in RAM."""
+    write_model(store, folder / "models", "--name", "disk", "--placement", "disk")
+    connection = server.connect("grpc")
+    connection.load_model("disk")
+    ids = ids_of(expected, store)
+    wanted = expected["layers.1.rows"]
+
+    def use():
+        answer = ask(connection, {"token_ids": ids[None]}, ["layers.1.rows"], "disk")
+        assert same(answer["layers.1.rows"][0], wanted)
+        names = ("hot_rows", "disk_rows", "disk_reads")
+        return [metric(server, f"engram_{name}_total", model="disk") for name in names]
+
+    num_rows = len(LAYERS) * ids.size * 4
+    hot, read, reads = use()
+    assert hot + read == num_rows
+    assert 0 < reads <= 2 * read
+    assert use() == [hot + num_rows, read, reads]
+    connection.unload_model("disk")
