@@ -105,7 +105,7 @@ def placements(config: EngramConfig, nodes: Nodes) -> list[Placement]:
         ),
         placement("device", "every GPU, a copy each", 0, table_bytes, device),
         placement("device_sharded", "all GPUs of a node together", 0, share, None),
-        placement("disk", "files, for CPUs; hot rows in RAM", hot_bytes, 0, None, 0),
+        placement("disk", "files for CPUs; hot rows in RAM", hot_bytes, 0, None, 0),
         placement(
             "disk, scales in RAM",
             "the same, and scales in RAM",
