@@ -4,6 +4,7 @@
 import argparse
 import json
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -38,6 +39,17 @@ class Rank:
         self.process.wait()
 
 
+def answers(ranks):
+    """All ranks' answers; a rank that ends without one is an error at once."""
+    waiting = {rank.process.stdout: rank for rank in ranks}
+    told = {}
+    while waiting:
+        for pipe in select.select(list(waiting), [], [])[0]:
+            rank = waiting.pop(pipe)
+            told[rank] = rank.answer()
+    return [told[rank] for rank in ranks]
+
+
 def events(args, store, made_up, options=()):
     """Yields (what happened, all ranks' answers), "loaded" first. `options` of args go to ranks."""
     words = ["--ranks", str(args.ranks), "--store", store, "--group", secrets.token_hex(8)]
@@ -47,14 +59,18 @@ def events(args, store, made_up, options=()):
             words += [f"--{option}", getattr(args, option)]
     ranks = [Rank(rank, words) for rank in range(args.ranks)]
     try:
-        yield "loaded", [rank.answer() for rank in ranks]
+        yield "loaded", answers(ranks)
         if args.kill is not None:
             victim = ranks.pop(args.kill)
             victim.process.send_signal(signal.SIGKILL)
             victim.end()
             for rank in ranks:
                 rank.ask()
-            yield f"rank {args.kill} killed", [rank.answer() for rank in ranks]
+            yield f"rank {args.kill} killed", answers(ranks)
+    except EngramError:
+        for rank in ranks:  # which may wait for the one that has ended
+            rank.process.terminate()
+        raise
     finally:
         for rank in ranks:
             rank.end()

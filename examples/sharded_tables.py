@@ -15,7 +15,6 @@ import sys
 import time
 
 import numpy as np
-import torch
 from ranks import events, new_parser, run
 
 from trtllm_engram.builder.formula import row_bytes
@@ -23,6 +22,11 @@ from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.plugins.errors import EngramError
 from trtllm_engram.runtime import Tables, ops
 from trtllm_engram.runtime.group import Group
+
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None
 
 SEED = 1
 CHECKED, MEASURED, CALLS = 256, 65536, 10  # tokens of a lookup; lookups that are timed
@@ -96,6 +100,10 @@ def gigabytes_a_second(tables, manifest, layer, ids):
 
 
 def parent_main(args, store, made_up):
+    if torch is None:
+        raise EngramError("expected torch, which measures here, found none: pip install torch")
+    if not torch.cuda.is_available():
+        raise EngramError("expected a GPU that torch can use, found none")
     for event, readers in events(args, store, made_up):
         report(args, readers, event)
 

@@ -183,7 +183,7 @@ def test_status_as_text_and_json(run):
 
 
 def test_status_with_nothing_to_tell(run, monkeypatch):
-    monkeypatch.setattr("trtllm_engram.runtime.cli.tables.find_holders", list)
+    monkeypatch.setattr("trtllm_engram.runtime.cli.tables.status.find_holders", list)
     assert run("tables", "status") == (0, "no shared tables\n", "")
 
 
@@ -366,6 +366,52 @@ def test_the_example(tmp_path):
             assert {table["memory"] for table in one["tables"].values()} == {"memfd"}
             assert sum(table["num_bytes"] for table in one["tables"].values()) > 9e6
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.multiproc
+def test_a_rank_of_the_example_that_cannot_begin_ends_it(tmp_path):
+    """Its parent knows, so nobody waits out the timeout for it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if '--rank' in sys.argv and sys.argv[sys.argv.index('--rank') + 1] == '1':\n"
+        "    sys.exit('this one does not begin')\n"
+    )
+    script = ROOT / "examples/shared_tables.py"
+    words = [sys.executable, script, "--ranks", "2", "--gb", "0.01", "--timeout", "3600"]
+    paths = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert done.returncode == 1
+    assert "rank 1: expected an answer, found exit code 1" in done.stderr
+
+
+def test_the_example_of_gpus_needs_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    script = ROOT / "examples/sharded_tables.py"
+    paths = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    done = subprocess.run(
+        [sys.executable, script, "--ranks", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.returncode == 1
+    assert only_line(done.stderr).startswith("sharded_tables.py: expected torch, ")
+
+
+def test_load_from_disk_with_hot_rows(run):
+    words = ("tables", "load", "store", "--placement", "disk", "--json")
+    held = {}
+    for gib in ("0", "0.001"):
+        code, out, err = run(*words, "--hot-gib", gib)
+        assert (code, err) == (0, "")
+        held[gib] = [one["num_bytes"] for one in json.loads(out)["tables"].values()]
+    assert all(some > none for none, some in zip(*held.values(), strict=True))
+    code, out, err = run("tables", "load", "store", "--hot-gib", "1")
+    assert (code, out) == (2, "")
+    assert only_line(err).endswith("hot_gib: expected with placement disk, found host")
 
 
 @pytest.mark.multiproc

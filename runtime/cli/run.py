@@ -96,12 +96,7 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
         choices=shared_options.SCALES,
         help="of --placement (default: with_rows); host: in RAM",
     )
-    parser.add_argument(
-        "--hot-gib",
-        metavar="GIB",
-        type=shared_options.number(0, 1e6),
-        help="--placement disk: RAM for rows that were read before, of each table (default: 1)",
-    )
+    shared_options.add_hot_gib(parser)
 
 
 def _placement_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -49,6 +49,15 @@ def add_checkpoint(parser: argparse.ArgumentParser, store: str = "the store") ->
     parser.add_argument("--checkpoint", metavar="DIR", help=f"where {store}'s checkpoint lies now")
 
 
+def add_hot_gib(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hot-gib",
+        metavar="GIB",
+        type=number(0, 1e6),
+        help="--placement disk: RAM for rows that were read before, of each table (default: 1)",
+    )
+
+
 def check_keeper(args: argparse.Namespace) -> None:
     """Refuses --keeper where its memory is not wanted."""
     if args.keeper is not None and args.memory != "keeper":

@@ -10,11 +10,17 @@ import numpy as np
 
 from trtllm_engram.builder.files import refuse_to_replace, write_aside
 
-from ..row_counts import OrderShare, count_rows, shares, to_array
-from ..store import open_store
-from ..text import encode, read_text
-from . import console, shared_options
+from ...row_counts import OrderShare, count_rows, shares, to_array
+from ...store import open_store
+from ...text import encode, read_text
+from .. import console, shared_options
 
+SUMMARY = "how often texts read each row, and what hot rows answer of it"
+DESCRIPTION = (
+    "Count how often texts read each row of a store's tables, and what the most read rows, as\n"
+    "many as fit, would answer of those reads, by n-gram order."
+)
+EXAMPLE = "trtllm-engram tables count STORE --text README.md --output hot.npy"
 _GIB = 1 << 30
 
 
