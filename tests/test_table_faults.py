@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are killed, interrupted or misled while tables are bound: the others raise in time or
+"""Ranks that are killed or interrupted while tables are bound: the others raise in time or
 go on, and nothing stays behind."""
 
-import os
 import random
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from checkout import ROOT
-from checkpoints import shard_of
-from engines import small_store, tensor_bytes
-from process_memory import own_bytes, table_memory
+from engines import small_store
 from table_machine import points_library
-from table_ranks import DEATH_SECONDS, Job, Node, Stop, hold, made_up_store
+from table_ranks import DEATH_SECONDS, Job, Node, Stop, hold
 from waiting import NEVER, assert_soon, in_time, wait_until
 
 pytest_plugins = "table_fixtures"
@@ -66,7 +62,7 @@ BIND_POINTS = {
 # Where the others may still be on their way: who has not connected cannot see a death.
 MEETING_POINTS = ["group.listen", "group.accepted", "group.hello"]
 UNBIND_POINTS = ["unbind.unregister", "unbind.unmap", "unbind.end"]
-# Of test_table_keeper.py.
+# Of test_table_keeper_deaths.py.
 KEEPER_POINTS = [
     "keeper.listen",
     "keeper.serving",
@@ -298,154 +294,3 @@ def test_signal_while_loading(node, store, tmp_path, number, victim):
         assert ranks[victim].answer().kind == "KeyboardInterrupt"
         survivors = ranks
     hold(survivors, [before[rank.rank] for rank in survivors])
-
-
-def touch(path):
-    os.utime(path)
-
-
-def overwrite(path):
-    with path.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\0")
-
-
-def cut(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def replace(path):
-    other = path.with_name("other")
-    other.write_bytes(path.read_bytes())
-    other.replace(path)
-
-
-CHANGES = {"touched": touch, "overwritten": overwrite, "cut short": cut, "replaced": replace}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("point", ["load.begin", "load.end"])
-def test_store_that_changes_while_it_loads(node, tmp_path, change, point):
-    """Before its first block is read, or after its last."""
-    store = small_store(tmp_path)
-    stop = Stop(tmp_path, point, 1)
-    ranks = node.ranks(RANKS, {1: stop.environment})
-    before = [rank.do("snapshot") for rank in ranks]
-    job = Job(tmp_path, store, RANKS)
-    job.ask(ranks)
-    stop.arrives(ranks[1])
-    file = shard_of(tmp_path / "checkpoint", "layers.1.engram.embed.weight")
-    CHANGES[change](file)
-    ranks[1].signal(signal.SIGCONT)
-    for rank in ranks:
-        assert file.name in rank.refused().error
-    hold(ranks, before)
-
-
-@pytest.mark.parametrize("verify", [True, False])
-def test_bad_block(node, tmp_path, verify):
-    """Where sums are checked, every rank learns of the block that one of them found."""
-    store = small_store(tmp_path)
-    values = tensor_bytes(tmp_path / "checkpoint", "1.engram.embed.weight")
-    file = Path(values.filename)
-    stat = file.stat()
-    values[3, 7] ^= 0x40
-    values.flush()
-    del values
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    ranks = node.ranks(RANKS)
-    job = Job(tmp_path, store, RANKS, verify=verify)
-    if not verify:
-        job.bind(ranks)
-        ranks[0].ask("verify", name="table_1")
-        assert "is wrong" in ranks[0].answer().error
-        return
-    before = [rank.do("snapshot") for rank in ranks]
-    job.ask(ranks)
-    for rank in ranks:
-        error = rank.refused().error
-        assert re.search(rf"rank \d: .*{file.name}: block 0 of .*expected sum \w+, found", error)
-    hold(ranks, before)
-
-
-@pytest.mark.parametrize("kind", ["memfd", "shm", "private"])
-def test_fork_after_load(node, store, tmp_path, kind):
-    """A child reads its parent's table, frees it for itself and ends; the parent keeps it."""
-    ranks = node.ranks(2)
-    job = Job(tmp_path, store, 2, memory=kind)
-    job.bind(ranks)
-    for rank in ranks:
-        assert rank.do("fork", name="table_1") == 0
-    job.verify(ranks)
-
-
-@in_time
-def test_child_that_outlives_its_parent(node, store, tmp_path):
-    """A forked child that is left over has the group's sockets open: the others see the death."""
-    stop = Stop(tmp_path, "load.block", 1)
-    ranks = node.ranks(RANKS, {1: stop.environment})
-    job = Job(tmp_path, store, RANKS)
-    children = tmp_path / "children live"
-    children.touch()
-    ranks[1].do("fork_soon", while_there=str(children))
-    job.ask(ranks)
-    stop.arrives(ranks[1])
-    killed = ranks[1].kill()
-    try:
-        for rank in (ranks[0], ranks[2]):
-            assert_soon(rank.refused().at - killed, DEATH_SECONDS)
-    finally:
-        children.unlink()
-
-
-def test_no_descriptor_reaches_other_programs(node, store, tmp_path):
-    """What a rank holds is closed in programs that it starts."""
-    ranks = node.ranks(2)
-    Job(tmp_path, store, 2).bind(ranks)
-    for rank in ranks:
-        for path in rank.do("inherited"):
-            assert "engram" not in path
-
-
-@pytest.mark.parametrize("kind", ["memfd", "shm"])
-def test_one_copy(release_node, tmp_path, kind):
-    """The ranks of a node map the same memory, of one table, and give it all back."""
-    node = release_node
-    store = made_up_store(tmp_path / "store", 200 << 20)
-    ranks = node.ranks(4)
-    names = node.look()
-    before = [rank.do("snapshot") for rank in ranks]
-    own = sum(own_bytes(rank.pid) for rank in ranks)
-    job = Job(tmp_path, store, 4, formula_seed=0, memory=kind)
-    num_bytes = job.bind(ranks)[0]["table_1"]["num_bytes"]
-    for rank in ranks:
-        rank.do("touch", name="table_1")
-    mapped = [table_memory(rank.pid) for rank in ranks]
-    assert all(one == mapped[0] for one in mapped)
-    assert sum(mapped[0].values()) == pytest.approx(num_bytes, rel=0.005, abs=4 << 20)
-    assert sum(own_bytes(rank.pid) for rank in ranks) - own < num_bytes // 10
-    job.verify(ranks)
-    ranks[0].kill()
-    for rank in ranks[1:3]:
-        rank.do("close")
-    assert ranks[3].end() == 0
-    hold(ranks[1:3], before[1:3])
-    node.settles(names)
-
-
-def test_memory_is_given_back(node, tmp_path):
-    """After ranks that were killed with a part of the table loaded."""
-    store = made_up_store(tmp_path / "store", 200 << 20)
-    stop = Stop(tmp_path, "load.end", 2)
-    ranks = node.ranks(RANKS, {2: stop.environment})
-    names = node.look()
-    before = [rank.do("snapshot") for rank in ranks]
-    job = Job(tmp_path, store, RANKS, formula_seed=0)
-    job.ask(ranks)
-    stop.arrives(ranks[2])
-    assert table_memory(ranks[0].pid)
-    ranks[2].kill()
-    for rank in ranks[:2]:
-        rank.refused()
-    hold(ranks[:2], before[:2])
-    node.settles(names)

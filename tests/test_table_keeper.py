@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A keeper holds tables while servers come and go: who attaches, who may, what a death leaves."""
+"""A keeper holds tables while servers come and go: who attaches, who may, what is told."""
 
-import json
 import re
 import signal
-import time
-from pathlib import Path
 
 import pytest
 from checkpoints import NOBODY
 from engines import small_store
+from keepers import Keeper, attaching, status, stop
 from table_machine import needs_namespaces, needs_root, points_library
-from table_ranks import DEATH_SECONDS, Job, Node, Stop, group_name, hold, write_toml
-from waiting import PATIENCE, assert_soon, in_time, wait_until
+from table_ranks import Job, Node, group_name, hold
+from waiting import PATIENCE
 
 pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_keeper")]
-CYCLES = 200
 
 
 @pytest.fixture(scope="module")
@@ -28,55 +25,6 @@ def store(tmp_path_factory):
 def shared_node():
     with Node(points_library()) as node:
         yield node
-
-
-class Keeper:
-    """`tables serve` in a process of its own."""
-
-    def __init__(self, node, folder, store, *options, stop=None, name=None):
-        self.name = name or group_name()
-        self.output = folder / f"{self.name}-{time.monotonic_ns()}.txt"
-        self.process = node.start("keeper", stop.environment if stop else None)
-        self.process.do("warm_up")
-        arguments = ["tables", "serve", str(store.path), "--name", self.name, "--json", *options]
-        self.process.ask("command", arguments=arguments, output=str(self.output))
-
-    def is_ready(self):
-        """Waits until tables can be had; what it says of them."""
-        wait_until(
-            lambda: self.text().endswith("}\n"), lambda: f"{self.text()}; {self.process.where()}"
-        )
-        return json.loads(self.text())
-
-    def text(self):
-        return self.output.read_text() if self.output.exists() else ""
-
-
-def attaching(folder, store, keeper, size=2, layers=(1,), **group):
-    return Job(
-        folder, store, size, layers=layers, group={"keeper": keeper.name, **group}, memory="keeper"
-    )
-
-
-def status(node, folder, processes):
-    """What `tables status` says of some processes: other tests have theirs."""
-    output = folder / f"status-{time.monotonic_ns()}.json"
-    process = node.start()
-    process.ask("command", arguments=["tables", "status", "--json"], output=str(output))
-    assert process.result() == 0
-    process.end()
-    holders = json.loads(output.read_text())["holders"]
-    return [one for one in holders if one["pid"] in [process.pid for process in processes]]
-
-
-def stop(node, folder, keeper):
-    output = folder / f"stop-{time.monotonic_ns()}.json"
-    process = node.start()
-    arguments = ["tables", "stop", keeper.name, "--timeout", str(PATIENCE)]
-    process.ask("command", arguments=arguments, output=str(output))
-    assert keeper.process.result() == 0, keeper.text()
-    keeper.process.end()  # which the command waits for
-    assert process.result() == 0, output.read_text()
 
 
 @pytest.mark.parametrize("kind", ["memfd", "shm"])
@@ -136,130 +84,6 @@ def test_status(node, store, tmp_path):
     job.verify(ranks[1:])
     ranks[1].do("close")
     assert status(node, tmp_path, ours) == []
-
-
-def test_keeper_that_dies_harms_nobody(node, store, tmp_path):
-    """kill -9: who has attached goes on; a new keeper may take the name; nothing is left."""
-    names = node.look()
-    keeper = Keeper(node, tmp_path, store)
-    keeper.is_ready()
-    ranks = node.ranks(2)
-    job = attaching(tmp_path, store, keeper)
-    job.bind(ranks)
-    keeper.process.kill()
-    job.verify(ranks)
-    job.verify(ranks)
-    for rank in ranks:
-        rank.do("close")
-    node.settles(names)
-    other = Keeper(node, tmp_path, store, name=keeper.name)
-    other.is_ready()
-    job.bind(ranks)
-    job.verify(ranks)
-
-
-# Whether a bind that is under way raises when the keeper dies there.
-KILLED_KEEPERS = {"keeper.accepted": True, "keeper.send": True}
-
-
-@pytest.mark.parametrize("point", ["keeper.listen", "keeper.serving", *KILLED_KEEPERS])
-@in_time
-def test_keeper_killed_at(node, store, tmp_path, point):
-    names = node.look()
-    where = Stop(tmp_path, point, "keeper")
-    keeper = Keeper(node, tmp_path, store, stop=where)
-    ranks = node.ranks(2)
-    before = [rank.do("snapshot") for rank in ranks]
-    job = attaching(tmp_path, store, keeper)
-    if point in KILLED_KEEPERS:
-        keeper.is_ready()
-    else:
-        where.arrives(keeper.process)
-    job.ask(ranks)
-    if point in KILLED_KEEPERS:
-        where.arrives(keeper.process)
-    killed = keeper.process.kill()
-    for rank in ranks:
-        answer = rank.refused()
-        assert_soon(answer.at - killed, DEATH_SECONDS)
-        assert "keeper" in answer.error
-    hold(ranks, before)
-    node.settles(names)
-    Keeper(node, tmp_path, store, name=keeper.name).is_ready()
-    job.bind(ranks)
-    job.verify(ranks)
-
-
-@pytest.mark.parametrize("point", ["prefault.touch", "load.block", "load.verify", "record.write"])
-def test_keeper_killed_while_loading(node, store, tmp_path, point):
-    names = node.look()
-    where = Stop(tmp_path, point, "keeper")
-    keeper = Keeper(node, tmp_path, store, "--verify", stop=where)
-    where.arrives(keeper.process)
-    keeper.process.kill()
-    node.settles(names)
-
-
-def test_keeper_killed_while_it_stops(node, store, tmp_path):
-    names = node.look()
-    where = Stop(tmp_path, "keeper.stop", "keeper")
-    keeper = Keeper(node, tmp_path, store, stop=where)
-    keeper.is_ready()
-    ranks = node.ranks(2)
-    job = attaching(tmp_path, store, keeper)
-    job.bind(ranks)
-    keeper.process.signal(signal.SIGTERM)
-    where.arrives(keeper.process)
-    keeper.process.kill()
-    job.verify(ranks)
-    for rank in ranks:
-        rank.do("close")
-    node.settles(names)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("point", ["keeper.attach", "keeper.attached"])
-@in_time
-def test_rank_killed_while_it_attaches(node, store, tmp_path, point, victim):
-    """The others raise; the keeper serves on."""
-    keeper = Keeper(node, tmp_path, store)
-    keeper.is_ready()
-    where = Stop(tmp_path, point, victim)
-    ranks = node.ranks(2, {victim: where.environment})
-    job = attaching(tmp_path, store, keeper)
-    job.ask(ranks)
-    where.arrives(ranks[victim])
-    killed = ranks[victim].kill()
-    survivor = ranks[1 - victim]
-    answer = survivor.refused()
-    assert f"rank {victim}" in answer.error
-    assert_soon(answer.at - killed, DEATH_SECONDS)
-    ranks = sorted([node.start(victim), survivor], key=lambda rank: rank.rank)
-    job.bind(ranks)
-    job.verify(ranks)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("loading", [True, False], ids=["loading", "serving"])
-@in_time
-def test_signals(node, store, tmp_path, number, loading):
-    """End a keeper cleanly, with nothing behind, whether it loads or serves."""
-    names = node.look()
-    where = Stop(tmp_path, "load.block", "keeper")
-    keeper = Keeper(node, tmp_path, store, stop=where if loading else None)
-    if loading:
-        where.arrives(keeper.process)
-    else:
-        keeper.is_ready()
-    keeper.process.signal(number)
-    keeper.process.signal(signal.SIGCONT)
-    began = time.monotonic()
-    status = keeper.process.result()
-    assert_soon(time.monotonic() - began, DEATH_SECONDS)
-    assert status == (0 if not loading else 130 if number == signal.SIGINT else 1), keeper.text()
-    assert "Traceback" not in keeper.text()
-    keeper.process.end()
-    node.settles(names)
 
 
 def test_no_keeper(node, store, tmp_path):
@@ -408,51 +232,3 @@ def test_container(node, store, tmp_path):
         job.verify(ranks)
     stop(node, tmp_path, keeper)
     assert not path.exists()
-
-
-def test_attach_cycles_leak_nothing(node, store, tmp_path):
-    """Neither here nor in the keeper."""
-    keeper = Keeper(node, tmp_path, store)
-    keeper.is_ready()
-    process = node.ranks(1)[0]
-    toml = attaching(tmp_path, store, keeper, size=1, layers=(1, 5)).toml(0)
-    process.do("cycles", toml=toml, count=1)
-    names, before, held = node.look(), process.do("snapshot"), keeper_descriptors(keeper)
-    process.do("cycles", toml=toml, count=CYCLES)
-    process.holds(before)
-    node.settles(names)
-    wait_until(
-        lambda: keeper_descriptors(keeper) == held, lambda: (keeper_descriptors(keeper), held)
-    )
-
-
-def keeper_descriptors(keeper):
-    folder = Path(f"/proc/{keeper.process.pid}")
-    return (len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())))
-
-
-@pytest.mark.parametrize("kind", ["memfd", "shm"])
-def test_bind_cycles_leak_nothing(node, store, tmp_path, kind):
-    """Two ranks that bind and free the same tables again and again."""
-    ranks = node.ranks(2)
-    names, before = node.look(), [rank.do("snapshot") for rank in ranks]
-    job = Job(tmp_path, store, 2, layers=(1, 5), memory=kind)
-    for rank in ranks:
-        rank.ask("cycles", toml=job.toml(rank.rank), count=CYCLES // 4)
-    for rank in ranks:
-        rank.result()
-    hold(ranks, before)
-    node.settles(names)
-
-
-def test_failed_binds_leak_nothing(node, store, tmp_path):
-    process = node.ranks(1)[0]
-    toml = write_toml(
-        tmp_path / "bad.toml",
-        {"mine": {"store": str(store.path), "layer": 1, "expect_content": "0" * 32}},
-    )
-    before = process.do("snapshot")
-    for _ in range(50):
-        process.ask("bind", toml=toml)
-        process.refused()
-    process.holds(before)
