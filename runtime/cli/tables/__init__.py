@@ -34,4 +34,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return _ACTIONS[args.action].run(args)
+    code: int = _ACTIONS[args.action].run(args)
+    return code
