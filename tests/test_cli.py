@@ -366,6 +366,14 @@ def test_quiet_shows_no_bar(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.5e-6, "1.5 us"), (9.996e-4, "1 ms"), (0.9996, "1 s"), (59.94, "59.9 s"), (1e4, "10000 s")],
+)
+def test_seconds_that_people_read(seconds, text):
+    assert console.human_seconds(seconds) == text
+
+
 def test_a_reader_that_leaves_is_no_error(files):
     command = [*COMMAND, "hash", "store", "--text", "text"]
     with subprocess.Popen(

@@ -40,7 +40,7 @@ def screen(report, kept=None):
 def masked(text):
     """Numbers as #, runs of spaces as one: neither times nor their widths matter."""
     return re.sub(
-        r" {2,}", "  ", re.sub(r"\d+(\.\d+)?( [mun](?=s)| [kMGT](?=B| |FLOP))?", "#", text)
+        r" {2,}", "  ", re.sub(r"\d+(\.\d+)?( [mun]?(?=s\b)| [kMGT](?=B| |FLOP))?", "#", text)
     )
 
 

@@ -135,11 +135,11 @@ def human_bytes(num_bytes: float) -> str:
 
 def human_seconds(seconds: float) -> str:
     """Three digits and a unit that suits them."""
-    if seconds < 1e-3:
+    if seconds < 999.5e-6:  # what is more would be rounded to 1e+03
         return f"{seconds * 1e6:.3g} us"
-    if seconds < 1:
+    if seconds < 999.5e-3:
         return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:.0f} s"
 
 
 def human_count(count: float) -> str:
