@@ -2,6 +2,9 @@
 #include "table/keeper.h"
 
 #include <poll.h>
+#include <sys/resource.h>
+
+#include <filesystem>
 
 #include "stores.h"
 #include "table/bind.h"
@@ -124,6 +127,28 @@ TEST_CASE("keeper: one of a name") {
           .c_str(),
       AddressInUse);
   CHECK_THROWS_WITH(Keeper("a/b", ""), "keeper: name: expected a text without '/', found 'a/b'");
+}
+
+TEST_CASE("keeper: more connections than it may have open wait, and end nothing") {
+  const Folder store;
+  write_store(store);
+  const std::string name = new_name();
+  KeeperProcess keeper(store, name);
+  const pid_t pid = keeper.process().pid();
+  const auto num_open = [&] {
+    const std::filesystem::directory_iterator files(concat("/proc/", pid, "/fd"));
+    return std::distance(begin(files), end(files));
+  };
+  const rlim_t most = static_cast<rlim_t>(num_open()) + 40;
+  const rlimit limit{most, most};
+  REQUIRE(prlimit(pid, RLIMIT_NOFILE, &limit, nullptr) == 0);
+  std::vector<Connection> idle;
+  for (int i = 0; i < 60; ++i) {
+    idle.push_back(connect(keeper_address(name, ""), deadline_after(kPatience)));
+  }
+  CHECK(comes_true([&] { return static_cast<rlim_t>(num_open()) == most; }));
+  idle.clear();
+  CHECK(look_at(attach(kept_bindings(store, name)), 5) == "right");
 }
 
 TEST_CASE("keeper: requests that are none close their connection, and nobody else's") {

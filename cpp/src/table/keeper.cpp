@@ -83,26 +83,33 @@ void Keeper::run(const TablesByName& tables, const std::atomic<bool>& stop) {
   log(LogLevel::kInfo, concat("keeper '", name_, "': holds ", tables.size(), " tables"));
   ENGRAM_POINT("keeper.serving");
   while (!stop) {
-    std::vector<pollfd> watched{{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
+    const int listening = is_full_ ? -1 : listener_.fd();  // a negative one is skipped
+    std::vector<pollfd> watched{{.fd = listening, .events = POLLIN, .revents = 0}};
     for (const Client& client : clients_) {
       watched.push_back({.fd = client.connection.fd(), .events = POLLIN, .revents = 0});
     }
-    if (poll(watched.data(), watched.size(), kPollMs) <= 0) continue;
+    if (poll(watched.data(), watched.size(), kPollMs) < 0) continue;
     for (size_t i = clients_.size(); i-- > 0;) {
       if (watched[i + 1].revents == 0 || serve(clients_[i], tables)) continue;
       clients_.erase(clients_.begin() + static_cast<ptrdiff_t>(i));
     }
-    if (watched[0].revents != 0) {
-      if (auto connection = listener_.accept(deadline_after(0))) {
-        ENGRAM_POINT("keeper.accepted");
-        clients_.push_back({std::move(*connection)});
-      } else if (!listener_.turned_away().empty()) {
-        log(LogLevel::kWarning,
-            concat("keeper '", name_, "': ", listener_.turned_away(), " was turned away"));
-      }
-    }
+    if (is_full_ || watched[0].revents != 0) accept();
   }
   ENGRAM_POINT("keeper.stop");
+}
+
+void Keeper::accept() {
+  try {
+    if (auto connection = listener_.accept(deadline_after(0))) {
+      ENGRAM_POINT("keeper.accepted");
+      clients_.push_back({std::move(*connection)});
+    }
+    is_full_ = false;
+  } catch (const Error& error) {
+    // At its limit of open files: who waits has a turn once others have left.
+    if (!is_full_) log(LogLevel::kWarning, concat("keeper '", name_, "': ", error.what()));
+    is_full_ = true;
+  }
 }
 
 bool Keeper::serve(Client& client, const TablesByName& tables) {

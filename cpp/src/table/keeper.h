@@ -31,7 +31,7 @@ class Keeper {
   Keeper(const std::string& name, const std::string& socket);
 
   //! Hands out tables until `stop` is set (looked at ten times a second). Connections that
-  //! misbehave are closed and logged.
+  //! misbehave are closed and logged; those past the limit of open files wait.
   void run(const TablesByName& tables, const std::atomic<bool>& stop);
 
  private:
@@ -39,6 +39,7 @@ class Keeper {
     Connection connection;
     bool attached = false;
   };
+  void accept();
   //! False: the connection is to be closed.
   bool serve(Client& client, const TablesByName& tables);
   Message answer(const nlohmann::json& request, const TablesByName& tables) const;
@@ -47,6 +48,7 @@ class Keeper {
   std::string id_;  // tells this process's answers from those of one that took its name later
   Listener listener_;
   std::vector<Client> clients_;
+  bool is_full_ = false;  // nobody more could be accepted
 };
 
 //! One table of a keeper's, not mapped yet.

@@ -18,18 +18,20 @@ constexpr int kLongestWaitMs = 100;
 constexpr std::chrono::milliseconds kLongestBeat{250};
 constexpr std::chrono::seconds kLookAfter{1};
 
-FileDescriptor open_process(pid_t pid) {
+void open_process(Peer& peer) {
 #ifdef SYS_pidfd_open
-  if (pid > 0) return FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  const pid_t pid = peer.connection.peer_pid();
+  if (pid <= 0) return;  // of another PID namespace
+  peer.process = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  peer.gone = !peer.process && errno == ESRCH;
 #else
-  static_cast<void>(pid);
+  static_cast<void>(peer);
 #endif
-  return {};
 }
 
 bool has_ended(const Peer& peer) {
   pollfd entry{.fd = peer.process.get(), .events = POLLIN};
-  return peer.process && poll(&entry, 1, 0) > 0;
+  return peer.gone || (peer.process && poll(&entry, 1, 0) > 0);
 }
 
 //! Whether a process is on its way to its end, or writes a core on it.
@@ -64,12 +66,9 @@ Watch::Watch(double timeout_s)
 }
 
 void Watch::add(Connection connection) {
-  FileDescriptor process = open_process(connection.peer_pid());
   const Deadline now = steady_clock::now();
-  peers_.push_back({.connection = std::move(connection),
-                    .process = std::move(process),
-                    .heard = now,
-                    .looked = now});
+  open_process(peers_.emplace_back(
+      Peer{.connection = std::move(connection), .process = {}, .heard = now, .looked = now}));
 }
 
 bool Watch::has_queued() const {

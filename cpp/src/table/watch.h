@@ -22,6 +22,7 @@ enum class Loss {
 struct Peer {
   Connection connection;
   FileDescriptor process;  //!< pidfd; none where the kernel or the PID namespace has none
+  bool gone = false;       //!< it had ended, and its parent knew, before it could be watched
   int32_t rank = -1;       //!< -1: it has not said
   Deadline heard;          //!< when the last message came
   Deadline looked;         //!< when the process was last looked at
