@@ -1,7 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node of a test, for modules with pytest_plugins = "table_fixtures" and a shared_node."""
+"""Nodes for tests, in modules with pytest_plugins = "table_fixtures"."""
 
 import pytest
+from table_machine import points_library
+from table_ranks import Node
+
+
+@pytest.fixture(scope="module")
+def shared_node():
+    """With the library that stops at points, for modules that do not make another."""
+    with Node(points_library()) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def release_node():
+    """With the library as it is installed: a sanitizer uses memory of its own."""
+    with Node() as node:
+        yield node
 
 
 @pytest.fixture

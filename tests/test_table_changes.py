@@ -9,18 +9,11 @@ from pathlib import Path
 import pytest
 from checkpoints import shard_of
 from engines import small_store, tensor_bytes
-from table_machine import points_library
-from table_ranks import Job, Node, Stop, hold
+from table_ranks import Job, Stop, hold
 
 pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_changes")]
 RANKS = 3
-
-
-@pytest.fixture(scope="module")
-def shared_node():
-    with Node(points_library()) as node:
-        yield node
 
 
 def touch(path):

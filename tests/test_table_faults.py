@@ -11,7 +11,7 @@ import pytest
 from checkout import ROOT
 from engines import small_store
 from table_machine import points_library
-from table_ranks import DEATH_SECONDS, Job, Node, Stop, hold
+from table_ranks import DEATH_SECONDS, Job, Stop, hold
 from waiting import NEVER, assert_soon, in_time, wait_until
 
 pytest_plugins = "table_fixtures"
@@ -92,19 +92,6 @@ def test_the_library_is_the_sessions_own():
     library = points_library()
     assert not library.samefile(built)
     assert library.read_bytes() == built.read_bytes()
-
-
-@pytest.fixture(scope="module")
-def shared_node():
-    with Node(points_library()) as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
-def release_node():
-    """With the library as it is installed: a sanitizer uses memory of its own."""
-    with Node() as node:
-        yield node
 
 
 @pytest.mark.parametrize(("point", "victim"), BIND_CASES)

@@ -21,12 +21,6 @@ def store(tmp_path_factory):
     return small_store(tmp_path_factory.mktemp("keeper"))
 
 
-@pytest.fixture(scope="module")
-def shared_node():
-    with Node(points_library()) as node:
-        yield node
-
-
 @pytest.mark.parametrize("kind", ["memfd", "shm"])
 def test_attach_after_restarts(node, store, tmp_path, kind):
     """Servers come and go; each finds every byte, and none reads the store."""

@@ -7,8 +7,7 @@ import time
 import pytest
 from engines import small_store
 from keepers import Keeper, attaching
-from table_machine import points_library
-from table_ranks import DEATH_SECONDS, Node, Stop, hold
+from table_ranks import DEATH_SECONDS, Stop, hold
 from waiting import assert_soon, in_time
 
 pytest_plugins = "table_fixtures"
@@ -18,12 +17,6 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_keeper_death
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return small_store(tmp_path_factory.mktemp("keeper"))
-
-
-@pytest.fixture(scope="module")
-def shared_node():
-    with Node(points_library()) as node:
-        yield node
 
 
 def test_keeper_that_dies_harms_nobody(node, store, tmp_path):

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from engines import small_store
 from keepers import Keeper, attaching
-from table_machine import points_library
-from table_ranks import Job, Node, hold, write_toml
+from table_ranks import Job, hold, write_toml
 from waiting import wait_until
 
 pytest_plugins = "table_fixtures"
@@ -18,12 +17,6 @@ CYCLES = 200
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return small_store(tmp_path_factory.mktemp("leaks"))
-
-
-@pytest.fixture(scope="module")
-def shared_node():
-    with Node(points_library()) as node:
-        yield node
 
 
 def test_attach_cycles_leak_nothing(node, store, tmp_path):

@@ -4,8 +4,7 @@
 import pytest
 from engines import small_store
 from process_memory import own_bytes, table_memory
-from table_machine import points_library
-from table_ranks import DEATH_SECONDS, Job, Node, Stop, hold, made_up_store
+from table_ranks import DEATH_SECONDS, Job, Stop, hold, made_up_store
 from waiting import assert_soon, in_time
 
 pytest_plugins = "table_fixtures"
@@ -16,19 +15,6 @@ RANKS = 3
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return small_store(tmp_path_factory.mktemp("memory"))
-
-
-@pytest.fixture(scope="module")
-def shared_node():
-    with Node(points_library()) as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
-def release_node():
-    """With the library as it is installed: a sanitizer uses memory of its own."""
-    with Node() as node:
-        yield node
 
 
 @pytest.mark.parametrize("kind", ["memfd", "shm", "private"])

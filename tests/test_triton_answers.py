@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from command_line import TEXT
 from triton_asking import ALL, PROTOCOLS, ask, check, hidden_of, ids_of, output, wrap
+from triton_server import MARKS
 from waiting import PATIENCE
 
 pytest_plugins = ["triton_fixtures"]
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.multiproc,
-    pytest.mark.xdist_group("triton"),  # one server at a time: each has a dozen threads
-]
+pytestmark = MARKS
 MODELS = ("engram",)
 
 

@@ -11,14 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from triton_server import make_python, serve
+from triton_server import MARKS, make_python, serve
 
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.multiproc,
-    pytest.mark.xdist_group("triton"),
-]
+pytestmark = MARKS
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "examples/triton/README.md"
 

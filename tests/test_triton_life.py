@@ -11,15 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from triton_asking import ALL, IDS, LAYERS, ask, check, hidden_of, ids_of, table_bytes, write_model
-from triton_server import client, make_python, serve
+from triton_server import MARKS, client, make_python, serve
 from waiting import wait_until
 
 pytest_plugins = ["triton_fixtures"]
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.multiproc,
-    pytest.mark.xdist_group("triton"),  # one server at a time: each has a dozen threads
-]
+pytestmark = MARKS
 MODELS = ("engram",)
 
 

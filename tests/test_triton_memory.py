@@ -14,7 +14,7 @@ import pytest
 from command_line import COMMAND
 from process_memory import table_memory
 from triton_asking import IDS, LAYERS, ask, ids_of, same, table_bytes, write_model
-from triton_server import client
+from triton_server import MARKS, client
 from waiting import wait_until
 
 from trtllm_engram.runtime import Group, Tables
@@ -22,11 +22,7 @@ from trtllm_engram.runtime.cli import main
 from trtllm_engram.runtime.pieces import Piece
 
 pytest_plugins = ["triton_fixtures"]
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.multiproc,
-    pytest.mark.xdist_group("triton"),  # one server at a time: each has a dozen threads
-]
+pytestmark = MARKS
 MODELS = ("engram", "turns")
 
 

@@ -9,15 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from triton_asking import IDS, LAYERS, PROTOCOLS, ask, ids_of, output, wrap, write_model
-from triton_server import client
+from triton_server import MARKS, client
 from waiting import PATIENCE
 
 pytest_plugins = ["triton_fixtures"]
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.multiproc,
-    pytest.mark.xdist_group("triton"),  # one server at a time: each has a dozen threads
-]
+pytestmark = MARKS
 MODELS = ("engram",)
 BAD = {
     "nothing": ({}, "expected text or token_ids, found neither"),

@@ -6,14 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from triton_asking import ALL, PROTOCOLS, ask, check, hidden_of, ids_of
-from triton_server import client
+from triton_server import MARKS, client
 
 pytest_plugins = ["triton_fixtures"]
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.multiproc,
-    pytest.mark.xdist_group("triton"),  # one server at a time: each has a dozen threads
-]
+pytestmark = MARKS
 MODELS = ("turns",)
 
 

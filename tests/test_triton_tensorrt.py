@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from engine_cases import MAX_BATCH, MAX_TOKENS, build_plan, check
 from engines import on_gpu, small_store
-from triton_server import BACKENDS, client, make_python, serve
+from triton_server import BACKENDS, MARKS, client, make_python, serve
 from waiting import PATIENCE
 
 from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
@@ -25,10 +25,8 @@ from trtllm_engram.runtime.hidden import SeededHidden
 from trtllm_engram.runtime.tensorrt_files import find_tensorrt
 
 pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.multiproc,
+    *MARKS,
     pytest.mark.unsanitized,
-    pytest.mark.xdist_group("triton"),
     pytest.mark.skipif(
         not (BACKENDS / "tensorrt/libtriton_tensorrt.so").exists(),
         reason="this machine: no TensorRT backend in .triton/server (docs/serving.md)",

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from waiting import PATIENCE
 
 import trtllm_engram.runtime
@@ -30,6 +31,8 @@ BACKENDS = _SERVER / "backends"
 _START_S = 2 * PATIENCE
 _ANSWER_S = 240.0  # loading a model starts processes: a busy machine takes its time
 HOST = "127.0.0.1"
+# Of a module's tests. One server at a time: each has a dozen threads.
+MARKS = [pytest.mark.triton, pytest.mark.multiproc, pytest.mark.xdist_group("triton")]
 _PORT_TAKEN = "already in use"  # in the log of a server that ends for it
 
 

@@ -247,12 +247,12 @@ def _on_gpu(weights: LayerWeights) -> Model:
         weight=torch.from_numpy(laid).cuda(),
         layout=layout,
         scale=torch.from_numpy(weights.wkv_scale).cuda(),
-        wide_weight=_torch_bf16(wide),
-        gate=(_torch_bf16(weights.q_weight), _torch_bf16(weights.k_weight)),
+        wide_weight=torch_bf16(wide),
+        gate=(torch_bf16(weights.q_weight), torch_bf16(weights.k_weight)),
     )
 
 
-def _torch_bf16(array: npt.NDArray[Any]) -> Any:
+def torch_bf16(array: npt.NDArray[Any]) -> Any:
     torch = load_torch()
     return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
 

@@ -25,7 +25,7 @@ from trtllm_engram.builder.weight_layout import ROW_MAJOR, lay_fastest
 from .. import _native, ops
 from ..row import packed_row_bytes
 from .gpu import OURS, Case, Target, event_us, expect, load_torch
-from .layer import random_weights
+from .layer import random_weights, torch_bf16
 from .lookup import COLUMNS, HEAD_DIM
 from .lookup_host import AUTO, NAME, HostTable, Path, bound_table, look_up, measure_rates
 from .made_up_rows import uniform_ids
@@ -79,8 +79,7 @@ class _Gemms:
         )
         laid, layout = lay_fastest(weights.wkv_weight, torch.cuda.get_device_capability())
         self._weight, self._scale, self._layout = torch.from_numpy(laid).cuda(), scale, layout
-        wide = dequantize(weights.wkv_weight, weights.wkv_scale).view(np.int16)
-        factors = torch.from_numpy(wide).cuda().view(torch.bfloat16).T
+        factors = torch_bf16(dequantize(weights.wkv_weight, weights.wkv_scale)).T
         x = torch.randn(_GEMM_TOKENS, _IN, device="cuda").bfloat16()
         out = torch.empty(_GEMM_TOKENS, factors.shape[1], device="cuda", dtype=torch.bfloat16)
         self.by_name: dict[str, Work] = {
