@@ -62,7 +62,7 @@ void check_cuda(cudaError_t code, const char* what) {
 DeviceGuard::DeviceGuard(int device) {
   check_cuda(cudaGetDevice(&previous_), "current CUDA device");
   if (device == previous_) return;
-  check_cuda(cudaSetDevice(device), "CUDA device");
+  check_cuda(cudaSetDevice(device), concat("CUDA device ", device).c_str());
   changed_ = true;
 }
 

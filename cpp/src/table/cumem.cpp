@@ -1,41 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/cumem.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "cuda_driver.h"
 #include "cuda_support.h"
 #include "engram/error.h"
 
 #if ENGRAM_CUDA
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 
+#include "engram/row.h"
 #include "parallel.h"
-#include "table/pages.h"
+#include "table/gpu_memory.h"
 #endif
 
 namespace engram {
 #if ENGRAM_CUDA
 namespace {
 
-constexpr CUmemAllocationHandleType kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-
-//! What a driver's error is about.
-std::string at(const std::string& label, const std::string& what) {
-  return label + ": memory \"cumem\": " + what;
-}
-
 bool can_share_as(CUdevice_attribute kind, int device) {
   int value = 0;
-  return cuda_driver().device_get_attribute(&value, kind, device) == CUDA_SUCCESS && value != 0;
+  check_driver(cuda_driver().device_get_attribute(&value, kind, device),
+               concat("CUDA device ", device, ": how it shares memory"));
+  return value != 0;
 }
 
 //! Drivers before 595 (CUDA 13.2) end the process in cuMemCreate where some node has no memory of
@@ -71,12 +64,6 @@ CUmemAllocationProp properties(int node, bool fabric) {
   return wanted;
 }
 
-//! A context of the device on this thread, which the calls below want.
-void use_device(int device) {
-  check_cuda(cudaSetDevice(device), "CUDA device");
-  check_cuda(cudaFree(nullptr), "CUDA context");
-}
-
 FileDescriptor file_of(const CUmemFabricHandle& handle, const std::string& label) {
   FileDescriptor file(memfd_create("trtllm-engram:fabric", MFD_CLOEXEC));
   if (!file || pwrite(file.get(), &handle, sizeof(handle), 0) != sizeof(handle)) {
@@ -84,6 +71,23 @@ FileDescriptor file_of(const CUmemFabricHandle& handle, const std::string& label
                 concat(label, ": a fabric handle's file: ", std::strerror(errno)));
   }
   return file;
+}
+
+GpuMemory import_fabric(const FileDescriptor& file, const std::string& label) {
+  CUmemFabricHandle shared{};
+  ENGRAM_CHECK(pread(file.get(), &shared, sizeof(shared), 0) == sizeof(shared), label,
+               ": expected a file of ", sizeof(shared), " bytes with a fabric handle");
+  CUmemGenericAllocationHandle handle = 0;
+  check_driver(cuda_driver().mem_import(&handle, &shared, CU_MEM_HANDLE_TYPE_FABRIC),
+               label + ": import of a fabric handle");
+  return GpuMemory(handle);
+}
+
+FileDescriptor export_fabric(const GpuMemory& memory, const std::string& label) {
+  CUmemFabricHandle handle{};
+  check_driver(cuda_driver().mem_export(&handle, memory.handle(), CU_MEM_HANDLE_TYPE_FABRIC, 0),
+               label + ": export as a fabric handle (it takes rights to an IMEX channel)");
+  return file_of(handle, label);
 }
 
 }  // namespace
@@ -94,181 +98,150 @@ std::vector<int> cumem_nodes(const NumaPolicy& numa, int device) {
   return {nearest_node(device)};
 }
 
-CumemMemory::CumemMemory(int device, int64_t num_bytes, std::string label)
-    : device_(device), label_(std::move(label)), owner_(getpid()) {
-  require_cuda(device);
-  check_nodes();
-  use_device(device);
-  fabric_ = !can_share_as(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device);
-  if (fabric_ && !can_share_as(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, device)) {
-    throw Error(ENGRAM_CUDA_ERROR, concat(label_, ": CUDA device ", device,
-                                          ": expected memory that is shared by descriptors or "
-                                          "fabric handles, found neither"));
+class CumemMemory::Parts {
+ public:
+  //! How num_bytes are cut; nothing is allocated.
+  Parts(int device, int64_t num_bytes, const std::string& label)
+      : device_(device), label_(label + ": memory \"cumem\"") {
+    check_nodes();
+    fabric_ =
+        !can_share_as(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device);
+    if (fabric_ && !can_share_as(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, device)) {
+      throw Error(ENGRAM_CUDA_ERROR, concat(label_, ": CUDA device ", device,
+                                            ": expected memory that is shared by descriptors or "
+                                            "fabric handles, found neither"));
+    }
+    const CUmemAllocationProp wanted = properties(nearest_node(device), fabric_);
+    size_t granule = 0;
+    check_driver(
+        cuda_driver().mem_get_granularity(&granule, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+        label_ + ": granularity");
+    const auto whole = [&](int64_t bytes) {
+      return row_offset(ceil_div(bytes, static_cast<int64_t>(granule)),
+                        static_cast<int64_t>(granule));
+    };
+    mapped_bytes_ = whole(num_bytes);
+    part_bytes_ = whole(std::max(kPartBytes, ceil_div(num_bytes, kMaxParts)));
+    parts_.resize(static_cast<size_t>(ceil_div(mapped_bytes_, part_bytes_)));
   }
-  const CUmemAllocationProp wanted = properties(nearest_node(device), fabric_);
-  size_t granule = 0;
-  check_driver(
-      cuda_driver().mem_get_granularity(&granule, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-      at(label_, "granularity"));
-  const auto whole = [&](int64_t bytes) {
-    const auto unit = static_cast<int64_t>(granule);
-    return (bytes + unit - 1) / unit * unit;
-  };
-  mapped_bytes_ = whole(num_bytes);
-  const int64_t part_bytes = whole(std::max(kPartBytes, (num_bytes + kMaxParts - 1) / kMaxParts));
-  for (int64_t begin = 0; begin < mapped_bytes_; begin += part_bytes) {
-    parts_.push_back({.begin = begin, .num_bytes = std::min(part_bytes, mapped_bytes_ - begin)});
+
+  void create(const NumaPolicy& numa) {
+    const std::vector<int> nodes = cumem_nodes(numa, device_);
+    const auto num_parts = static_cast<int64_t>(parts_.size());
+    parallel_for(num_parts, 1, std::min(8, usable_threads()), [&](int64_t part, int64_t) {
+      const OnGpu gpu(device_);
+      const auto i = static_cast<size_t>(part);
+      const int node = nodes[i % nodes.size()];
+      const CUmemAllocationProp wanted = properties(node, fabric_);
+      CUmemGenericAllocationHandle handle = 0;
+      check_driver(cuda_driver().mem_create(&handle, static_cast<size_t>(size_of(i)), &wanted, 0),
+                   concat(label_, ": expected ", size_of(i), " bytes on NUMA node ", node));
+      parts_[i].emplace(handle);
+    });
+    map();
   }
-}
+
+  void import(const std::vector<FileDescriptor>& descriptors) {
+    ENGRAM_CHECK(descriptors.size() == parts_.size(), label_, ": expected ", parts_.size(),
+                 " descriptors, found ", descriptors.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      parts_[i].emplace(fabric_ ? import_fabric(descriptors[i], label_)
+                                : GpuMemory::import(descriptors[i], label_));
+    }
+    map();
+  }
+
+  std::vector<FileDescriptor> export_descriptors() const {
+    std::vector<FileDescriptor> descriptors;
+    for (const std::optional<GpuMemory>& part : parts_) {
+      descriptors.push_back(fabric_ ? export_fabric(*part, label_)
+                                    : part->export_descriptor(label_));
+    }
+    return descriptors;
+  }
+
+  uint8_t* data() const { return addresses_->data(); }
+  int64_t mapped_bytes() const { return mapped_bytes_; }
+
+ private:
+  int64_t begin_of(size_t part) const {
+    return row_offset(static_cast<int64_t>(part), part_bytes_);
+  }
+  int64_t size_of(size_t part) const {
+    return std::min(part_bytes_, mapped_bytes_ - begin_of(part));
+  }
+
+  void map() {
+    addresses_.emplace(mapped_bytes_, label_);
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      addresses_->map(begin_of(i), size_of(i), *parts_[i]);
+    }
+    addresses_->allow(device_, nearest_node(device_));
+  }
+
+  int device_;
+  std::string label_;
+  bool fabric_ = false;
+  int64_t mapped_bytes_ = 0;
+  int64_t part_bytes_ = 0;
+  std::vector<std::optional<GpuMemory>> parts_;
+  std::optional<GpuAddresses> addresses_;  // unmapped before the parts' handles go
+};
 
 CumemMemory CumemMemory::create(int device, const NumaPolicy& numa, int64_t num_bytes,
                                 const std::string& label) {
   check_numa_policy(numa);
   require_cuda(device);
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
-  CumemMemory memory(device, num_bytes, label);
-  const std::vector<int> nodes = cumem_nodes(numa, device);
-  const auto num_parts = static_cast<int64_t>(memory.parts_.size());
-  parallel_for(num_parts, 1, std::min(8, usable_threads()), [&](int64_t i, int64_t) {
-    use_device(device);
-    Part& part = memory.parts_[static_cast<size_t>(i)];
-    const int node = nodes[static_cast<size_t>(i) % nodes.size()];
-    const CUmemAllocationProp wanted = properties(node, memory.fabric_);
-    const std::string what = concat("expected ", part.num_bytes, " bytes on NUMA node ", node);
-    check_driver(
-        cuda_driver().mem_create(&part.handle, static_cast<size_t>(part.num_bytes), &wanted, 0),
-        at(label, what));
-  });
-  memory.map();
-  return memory;
+  const OnGpu gpu(device);
+  auto parts = std::make_unique<Parts>(device, num_bytes, label);
+  parts->create(numa);
+  return CumemMemory(std::move(parts));
 }
 
 CumemMemory CumemMemory::attach(int device, const std::vector<FileDescriptor>& descriptors,
                                 int64_t num_bytes, const std::string& label) {
   require_cuda(device);
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
-  CumemMemory memory(device, num_bytes, label);
-  ENGRAM_CHECK(descriptors.size() == memory.parts_.size(), label, ": expected ",
-               memory.parts_.size(), " descriptors of memory \"cumem\", found ",
-               descriptors.size());
-  for (size_t i = 0; i < descriptors.size(); ++i) {
-    const int file = descriptors[i].get();
-    Part& part = memory.parts_[i];
-    if (memory.fabric_) {
-      CUmemFabricHandle handle{};
-      ENGRAM_CHECK(pread(file, &handle, sizeof(handle), 0) == sizeof(handle), label,
-                   ": expected a file of ", sizeof(handle), " bytes with a fabric handle");
-      check_driver(cuda_driver().mem_import(&part.handle, &handle, CU_MEM_HANDLE_TYPE_FABRIC),
-                   at(label, "import of a fabric handle"));
-    } else {
-      check_driver(
-          cuda_driver().mem_import(
-              &part.handle, reinterpret_cast<void*>(static_cast<uintptr_t>(file)), kDescriptor),
-          at(label, "import of a descriptor"));
-    }
-  }
-  memory.map();
-  return memory;
-}
-
-void CumemMemory::map() {
-  CUdeviceptr address = 0;
-  const auto total = static_cast<size_t>(mapped_bytes_);
-  check_driver(cuda_driver().mem_address_reserve(&address, total, kHugePageBytes, 0, 0),
-               at(label_, "range of addresses"));
-  address_ = address;
-  for (Part& part : parts_) {
-    check_driver(cuda_driver().mem_map(address_ + static_cast<uint64_t>(part.begin),
-                                       static_cast<size_t>(part.num_bytes), 0, part.handle, 0),
-                 at(label_, "mapping"));
-    part.mapped = true;
-  }
-  std::array<CUmemAccessDesc, 2> access{};
-  for (CUmemAccessDesc& entry : access) entry.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access[0].location.id = device_;
-  access[1].location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;  // any CPU: the node is ignored
-  access[1].location.id = nearest_node(device_);
-  check_driver(cuda_driver().mem_set_access(address_, total, access.data(), access.size()),
-               at(label_, "access for the CPU and the GPU"));
-}
-
-std::vector<FileDescriptor> CumemMemory::export_descriptors() const {
-  std::vector<FileDescriptor> descriptors;
-  for (const Part& part : parts_) {
-    if (fabric_) {
-      CUmemFabricHandle handle{};
-      check_driver(cuda_driver().mem_export(&handle, part.handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
-                   at(label_, "export as a fabric handle (it takes rights to an IMEX channel)"));
-      descriptors.push_back(file_of(handle, label_));
-    } else {
-      int file = -1;
-      check_driver(cuda_driver().mem_export(&file, part.handle, kDescriptor, 0),
-                   at(label_, "export as a descriptor"));
-      descriptors.emplace_back(file);
-      fcntl(file, F_SETFD, FD_CLOEXEC);
-    }
-  }
-  return descriptors;
-}
-
-void CumemMemory::release() noexcept {
-  if (parts_.empty() || getpid() != owner_) return;
-  // Errors have nobody to go to: at the process's end CUDA is gone already, and with it all this.
-  try {
-    const DeviceGuard guard(device_);
-    const RelaxedCapture relaxed;
-    cudaDeviceSynchronize();  // an unmapping does not wait for kernels that still read
-    cudaGetLastError();
-    for (const Part& part : parts_) {
-      if (part.mapped) {
-        cuda_driver().mem_unmap(address_ + static_cast<uint64_t>(part.begin),
-                                static_cast<size_t>(part.num_bytes));
-      }
-      if (part.handle != 0) cuda_driver().mem_release(part.handle);
-    }
-    if (address_ != 0) cuda_driver().mem_address_free(address_, static_cast<size_t>(mapped_bytes_));
-  } catch (const Error&) {
-    return;
-  }
+  const OnGpu gpu(device);
+  auto parts = std::make_unique<Parts>(device, num_bytes, label);
+  parts->import(descriptors);
+  return CumemMemory(std::move(parts));
 }
 
 #else
 
-CumemMemory::CumemMemory(int device, int64_t /*num_bytes*/, std::string label)
-    : device_(device), label_(std::move(label)), owner_(0) {
+// NOTE: without CUDA no memory is made.
+class CumemMemory::Parts {
+ public:
+  uint8_t* data() const { return nullptr; }
+  int64_t mapped_bytes() const { return 0; }
+  std::vector<FileDescriptor> export_descriptors() const { return {}; }
+};
+
+CumemMemory CumemMemory::create(int device, const NumaPolicy&, int64_t, const std::string&) {
   require_cuda(device);
+  return CumemMemory(nullptr);
 }
 
-CumemMemory CumemMemory::create(int device, const NumaPolicy& /*numa*/, int64_t num_bytes,
-                                const std::string& label) {
-  return CumemMemory(device, num_bytes, label);
+CumemMemory CumemMemory::attach(int device, const std::vector<FileDescriptor>&, int64_t,
+                                const std::string&) {
+  require_cuda(device);
+  return CumemMemory(nullptr);
 }
-
-CumemMemory CumemMemory::attach(int device, const std::vector<FileDescriptor>& /*descriptors*/,
-                                int64_t num_bytes, const std::string& label) {
-  return CumemMemory(device, num_bytes, label);
-}
-
-std::vector<FileDescriptor> CumemMemory::export_descriptors() const { return {}; }
-
-void CumemMemory::release() noexcept {}
 
 #endif
 
-CumemMemory::CumemMemory(CumemMemory&& other) noexcept
-    : device_(other.device_),
-      label_(std::move(other.label_)),
-      fabric_(other.fabric_),
-      owner_(other.owner_),
-      address_(std::exchange(other.address_, 0)),
-      mapped_bytes_(other.mapped_bytes_),
-      parts_(std::move(other.parts_)) {
-  other.parts_.clear();
-}
+CumemMemory::CumemMemory(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
-CumemMemory::~CumemMemory() { release(); }
+CumemMemory::CumemMemory(CumemMemory&& other) noexcept = default;
+
+CumemMemory::~CumemMemory() = default;
+
+uint8_t* CumemMemory::data() const { return parts_->data(); }
+
+int64_t CumemMemory::mapped_bytes() const { return parts_->mapped_bytes(); }
+
+std::vector<FileDescriptor> CumemMemory::export_descriptors() const {
+  return parts_->export_descriptors();
+}
 
 }  // namespace engram

@@ -4,9 +4,8 @@
 //! uses it for MemoryKind::kCumem; the vote asks cumem_problem().
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -46,31 +45,17 @@ class CumemMemory {
   static constexpr int64_t kPartBytes = int64_t{1} << 30;
   static constexpr int64_t kMaxParts = 16;
 
-  uint8_t* data() const { return reinterpret_cast<uint8_t*>(address_); }
-  int64_t mapped_bytes() const { return mapped_bytes_; }
+  uint8_t* data() const;
+  int64_t mapped_bytes() const;
   //! New descriptors of the parts, in order: POSIX ones of the driver or, on machines that share
   //! by fabric handles alone, small files that hold those. Throws Error.
   std::vector<FileDescriptor> export_descriptors() const;
 
  private:
-  struct Part {
-    unsigned long long handle = 0;
-    int64_t begin = 0;
-    int64_t num_bytes = 0;
-    bool mapped = false;
-  };
+  class Parts;
+  explicit CumemMemory(std::unique_ptr<Parts> parts);
 
-  CumemMemory(int device, int64_t num_bytes, std::string label);
-  void map();
-  void release() noexcept;
-
-  int device_;
-  std::string label_;
-  bool fabric_ = false;
-  pid_t owner_;
-  uint64_t address_ = 0;
-  int64_t mapped_bytes_ = 0;
-  std::vector<Part> parts_;  // those with a handle have memory
+  std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace engram

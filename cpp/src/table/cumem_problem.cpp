@@ -6,6 +6,9 @@
 #if ENGRAM_CUDA
 #include <array>
 #include <cstring>
+
+#include "cuda_handles.h"
+#include "table/gpu_memory.h"
 #endif
 
 namespace engram {
@@ -21,7 +24,7 @@ bool device_reads(const uint8_t* data, const std::array<uint8_t, 64>& expected) 
   if (code == cudaSuccess) {
     code = cudaMemcpy(found.data(), memory, found.size(), cudaMemcpyDeviceToHost);
   }
-  cudaFree(memory);
+  forget_error(cudaFree(memory));
   check_cuda(code, "copy from memory \"cumem\"");
   return found == expected;
 }
@@ -33,8 +36,7 @@ std::string cumem_problem(int device, [[maybe_unused]] const NumaPolicy& numa) {
   try {
     require_cuda(device);
 #if ENGRAM_CUDA
-    const DeviceGuard guard(device);
-    const RelaxedCapture relaxed;
+    const OnGpu gpu(device);
     for (const int node : cumem_nodes(numa, device)) {
       const std::string label = concat("a granule on NUMA node ", node);
       const CumemMemory made = CumemMemory::create(device, {NumaPolicy::kNode, node}, 1, label);

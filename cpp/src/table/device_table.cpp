@@ -10,6 +10,12 @@
 #include "cuda_support.h"
 #include "table/upload.h"
 
+#if ENGRAM_CUDA
+#include "cuda_handles.h"
+#include "engram/error.h"
+#include "table/gpu_memory.h"
+#endif
+
 namespace engram {
 #if ENGRAM_CUDA
 namespace {
@@ -18,27 +24,32 @@ namespace {
 class DeviceBytes {
  public:
   DeviceBytes() = default;
-  explicit DeviceBytes(int64_t num_bytes) : owner_(getpid()) {
+  DeviceBytes(int device, int64_t num_bytes, const std::string& label)
+      : device_(device), owner_(getpid()) {
     void* memory = nullptr;
-    check_cuda(cudaMalloc(&memory, static_cast<size_t>(num_bytes)), "GPU memory for a table");
+    const std::string what =
+        concat(label, ": expected ", num_bytes, " bytes of memory on GPU ", pci_bus_id(device));
+    check_cuda(cudaMalloc(&memory, static_cast<size_t>(num_bytes)), what.c_str());
     bytes_ = static_cast<uint8_t*>(memory);
   }
   DeviceBytes(DeviceBytes&& other) noexcept { *this = std::move(other); }
   DeviceBytes& operator=(DeviceBytes&& other) noexcept {
     std::swap(bytes_, other.bytes_);
+    std::swap(device_, other.device_);
     std::swap(owner_, other.owner_);
     return *this;
   }
   ~DeviceBytes() {
     if (bytes_ == nullptr || getpid() != owner_) return;
-    const RelaxedCapture relaxed;
-    cudaFree(bytes_);  // whichever device is current
+    const OnGpu gpu(device_, std::nothrow);
+    forget_error(cudaFree(bytes_));
   }
 
   uint8_t* get() const { return bytes_; }
 
  private:
   uint8_t* bytes_ = nullptr;
+  int device_ = 0;
   pid_t owner_ = 0;
 };
 
@@ -53,11 +64,10 @@ class Copies final : public DeviceArray {
   void load(int device, const std::function<bool()>& cancelled,
             const std::function<void(int64_t)>& add_bytes) override {
     require_cuda(device);
-    const DeviceGuard guard(device);
-    const RelaxedCapture relaxed;
     const std::lock_guard lock(mutex_);
     if (copies_.count(device) != 0) return;
-    DeviceBytes copy(end_ - begin_);
+    const OnGpu gpu(device);
+    DeviceBytes copy(device, end_ - begin_, source_.name);
     const SourceReader reader(source_);
     upload(reader, {{begin_, end_, copy.get()}},
            {.device = device, .verify = verify_, .cancelled = cancelled, .add_bytes = add_bytes});

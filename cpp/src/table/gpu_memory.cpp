@@ -9,13 +9,12 @@
 #include <array>
 #include <utility>
 
+#include "cuda_handles.h"
 #include "engram/error.h"
 #include "table/parts.h"
 
 namespace engram {
 namespace {
-
-constexpr CUmemAllocationHandleType kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 CUmemAllocationProp memory_of(int device) {
   CUmemAllocationProp memory{};
@@ -28,7 +27,8 @@ CUmemAllocationProp memory_of(int device) {
 
 void check_attribute(int device, CUdevice_attribute attribute, const char* what) {
   int has = 0;
-  check_driver(cuda_driver().device_get_attribute(&has, attribute, device), what);
+  check_driver(cuda_driver().device_get_attribute(&has, attribute, device),
+               concat("CUDA device ", device, ": ", what));
   if (has == 0) {
     throw Error(ENGRAM_CUDA_UNAVAILABLE,
                 concat("GPU ", pci_bus_id(device), ": expected ", what, ", found none"));
@@ -37,21 +37,32 @@ void check_attribute(int device, CUdevice_attribute attribute, const char* what)
 
 }  // namespace
 
-OnGpu::OnGpu(int device) {
+OnGpu::OnGpu(int device) { enter(device); }
+
+OnGpu::OnGpu(int device, std::nothrow_t) noexcept {
+  try {
+    enter(device);
+  } catch (const std::exception&) {
+    return;
+  }
+}
+
+void OnGpu::enter(int device) {
+  const std::string what = concat("CUDA device ", device);
   CUcontext context = nullptr;
-  check_driver(cuda_driver().ctx_get_current(&context), "current CUDA context");
+  check_driver(cuda_driver().ctx_get_current(&context), what);
   if (context != nullptr) {
     guard_.emplace(device);
   } else {
-    check_cuda(cudaSetDevice(device), "CUDA device");
+    check_cuda(cudaSetDevice(device), what.c_str());
   }
-  check_cuda(cudaFree(nullptr), "CUDA context");
+  check_cuda(cudaFree(nullptr), what.c_str());  // makes its context
 }
 
 std::string pci_bus_id(int device) {
   std::array<char, 32> text{};
   check_cuda(cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device),
-             "PCI bus id of a GPU");
+             concat("CUDA device ", device, ": PCI bus id").c_str());
   return text.data();
 }
 
@@ -65,7 +76,7 @@ void check_can_share(int device) {
   const CUmemAllocationProp memory = memory_of(device);
   check_driver(
       cuda_driver().mem_get_granularity(&granule, &memory, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-      "granularity of GPU memory");
+      concat("CUDA device ", device, ": granularity of memory"));
   ENGRAM_CHECK(granule > 0 && kGranuleBytes % static_cast<int64_t>(granule) == 0, "GPU ",
                pci_bus_id(device), ": expected memory in granules that divide ", kGranuleBytes,
                " bytes, found ", granule);
@@ -93,14 +104,14 @@ GpuMemory GpuMemory::import(const FileDescriptor& descriptor, const std::string&
   CUmemGenericAllocationHandle handle = 0;
   auto* const shared = reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor.get()));
   check_driver(cuda_driver().mem_import(&handle, shared, kDescriptor),
-               label + ": import of another process's GPU memory");
+               label + ": import of another process's memory");
   return GpuMemory(handle);
 }
 
 FileDescriptor GpuMemory::export_descriptor(const std::string& label) const {
   int descriptor = -1;
   check_driver(cuda_driver().mem_export(&descriptor, handle_, kDescriptor, 0),
-               label + ": descriptor for GPU memory");
+               label + ": descriptor for its memory");
   fcntl(descriptor, F_SETFD, FD_CLOEXEC);
   return FileDescriptor(descriptor);
 }
@@ -109,22 +120,18 @@ GpuAddresses::GpuAddresses(int64_t num_bytes, std::string label)
     : label_(std::move(label)), num_bytes_(num_bytes), owner_(getpid()) {
   check_driver(cuda_driver().mem_address_reserve(&address_, static_cast<size_t>(num_bytes),
                                                  static_cast<size_t>(kGranuleBytes), 0, 0),
-               concat(label_, ": ", num_bytes, " bytes of GPU addresses"));
+               concat(label_, ": a range of ", num_bytes, " bytes of addresses"));
 }
 
 // Errors are passed over: the process may be ending, and the driver with it.
 GpuAddresses::~GpuAddresses() {
   if (owner_ != getpid()) return;
-  const RelaxedCapture relaxed;
-  try {
-    for (const int device : devices_) {
-      const OnGpu gpu(device);
-      // NOTE: unlike cudaFree, an unmapping does not wait for what still reads.
-      cudaDeviceSynchronize();
-    }
-  } catch (const Error&) {
+  for (const int device : devices_) {
+    const OnGpu gpu(device, std::nothrow);
+    // NOTE: unlike cudaFree, an unmapping does not wait for what still reads.
+    forget_error(cudaDeviceSynchronize());
   }
-  cudaGetLastError();
+  const RelaxedCapture relaxed;
   for (const Piece& piece : pieces_) {
     cuda_driver().mem_unmap(address_ + static_cast<CUdeviceptr>(piece.begin),
                             static_cast<size_t>(piece.num_bytes));
@@ -137,18 +144,21 @@ void GpuAddresses::map(int64_t begin, int64_t num_bytes, const GpuMemory& memory
   // Offset 0, as the driver demands: each piece of a range is memory of its own.
   check_driver(cuda_driver().mem_map(address_ + static_cast<CUdeviceptr>(begin),
                                      static_cast<size_t>(num_bytes), 0, memory.handle(), 0),
-               concat(label_, ": mapping of ", num_bytes, " bytes of GPU memory at ", begin));
+               concat(label_, ": mapping of ", num_bytes, " bytes at ", begin));
   pieces_.push_back({begin, num_bytes});
 }
 
-void GpuAddresses::allow(int device) {
+void GpuAddresses::allow(int device, std::optional<int> node) {
   if (std::find(devices_.begin(), devices_.end(), device) != devices_.end()) return;
   devices_.reserve(devices_.size() + 1);
-  CUmemAccessDesc access{};
-  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = device;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  check_driver(cuda_driver().mem_set_access(address_, static_cast<size_t>(num_bytes_), &access, 1),
+  std::array<CUmemAccessDesc, 2> access{};
+  for (CUmemAccessDesc& each : access) each.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access[0].location.id = device;
+  access[1].location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;  // any CPU: the node is ignored
+  access[1].location.id = node.value_or(0);
+  check_driver(cuda_driver().mem_set_access(address_, static_cast<size_t>(num_bytes_),
+                                            access.data(), node ? 2 : 1),
                concat(label_, ": access for GPU ", pci_bus_id(device)));
   devices_.push_back(device);
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! \file gpu_memory.h
-//! Memory of one GPU that several processes map, each at addresses of its own.
+//! Memory of the driver, mostly of one GPU, that several processes map, each at addresses of its
+//! own.
 #pragma once
 
 #if ENGRAM_CUDA
 #include <sys/types.h>
 
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,8 +28,12 @@ std::string pci_bus_id(int device);
 class OnGpu {
  public:
   explicit OnGpu(int device);
+  //! For ends, which go on where the device cannot be had: most likely the process ends as well.
+  OnGpu(int device, std::nothrow_t) noexcept;
 
  private:
+  void enter(int device);
+
   std::optional<DeviceGuard> guard_;
   RelaxedCapture relaxed_;
 };
@@ -36,12 +42,17 @@ class OnGpu {
 //! granules of kGranuleBytes.
 void check_can_share(int device);
 
-//! A handle of memory on some GPU. The memory is freed once no process has a handle, a descriptor
+//! How the memory is shared with other processes.
+constexpr CUmemAllocationHandleType kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+//! A handle of the driver's memory. The memory is freed once no process has a handle, a descriptor
 //! or a mapping of it, so the handle may go as soon as the memory is mapped. `label` names the
 //! memory in errors.
 class GpuMemory {
  public:
-  //! Throws Error (ENGRAM_OUT_OF_MEMORY with the numbers). num_bytes: whole granules.
+  //! Takes over a handle.
+  explicit GpuMemory(CUmemGenericAllocationHandle handle);
+  //! Of a GPU. num_bytes: whole granules. Throws Error (ENGRAM_OUT_OF_MEMORY with the numbers).
   static GpuMemory create(int device, int64_t num_bytes, const std::string& label);
   //! What another process exported; its GPU need not be visible here. Throws Error.
   static GpuMemory import(const FileDescriptor& descriptor, const std::string& label);
@@ -53,8 +64,6 @@ class GpuMemory {
   CUmemGenericAllocationHandle handle() const { return handle_; }
 
  private:
-  explicit GpuMemory(CUmemGenericAllocationHandle handle);
-
   CUmemGenericAllocationHandle handle_;
   pid_t owner_;
 };
@@ -71,9 +80,10 @@ class GpuAddresses {
   uint8_t* data() const { return reinterpret_cast<uint8_t*>(address_); }
   //! Maps all of `memory`, which is num_bytes long, at offset `begin`. Throws Error.
   void map(int64_t begin, int64_t num_bytes, const GpuMemory& memory);
-  //! Once everything is mapped: lets a device read and write, if it was not let before. Throws
-  //! Error where it cannot reach the memory of one of the GPUs.
-  void allow(int device);
+  //! Once everything is mapped: lets a device read and write, if it was not let before, and where
+  //! the memory is a NUMA node's the CPUs too. Throws Error where the device cannot reach all of
+  //! it.
+  void allow(int device, std::optional<int> node = std::nullopt);
 
  private:
   struct Piece {

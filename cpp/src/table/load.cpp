@@ -79,6 +79,8 @@ void check_block(const Source& source, int64_t block_idx, const std::string& fou
                expected, ", found ", found_sum);
 }
 
+void throw_loading_cancelled() { throw Error(ENGRAM_INTERNAL_ERROR, "loading was cancelled"); }
+
 int loader_threads(int shares) {
   // Two for each CPU: one waits for the disk while the other copies.
   return std::clamp(2 * usable_threads() / std::max(shares, 1), 4, 16);
@@ -135,7 +137,7 @@ void Loader::run(const std::vector<LoadTarget>& targets, const LoadOptions& opti
       throw;
     }
   });
-  if (stop) throw Error(ENGRAM_INTERNAL_ERROR, "loading was cancelled");
+  if (stop) throw_loading_cancelled();
 }
 
 void Loader::check_unchanged() const {

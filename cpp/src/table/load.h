@@ -63,6 +63,9 @@ void check_sums(const Source& source);
 //! source has no sum for it.
 void check_block(const Source& source, int64_t block_idx, const std::string& found_sum);
 
+//! What whoever loads throws once its `cancelled` is true.
+[[noreturn]] void throw_loading_cancelled();
+
 //! Threads by which each of `shares` processes of this machine reads: 4 to 16, about two for each
 //! CPU in all.
 int loader_threads(int shares);

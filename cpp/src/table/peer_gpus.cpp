@@ -34,7 +34,7 @@ class Granule {
         addresses_(kGranuleBytes, "trial of peer access") {
     addresses_.map(0, kGranuleBytes, memory_);
     addresses_.allow(device);
-    const Stream stream = make_stream();
+    const Stream stream = make_stream("trial of peer access");
     check_cuda(fill_formula_cuda(trial_key(static_cast<size_t>(rank)), 0, kGranuleBytes,
                                  addresses_.data(), stream.get()),
                "trial of peer access");
@@ -49,7 +49,7 @@ class Granule {
 };
 
 struct FreeDevice {
-  void operator()(unsigned long long* count) const { cudaFree(count); }
+  void operator()(unsigned long long* count) const { forget_error(cudaFree(count)); }
 };
 
 //! Throws Error unless a kernel of `device` reads what the rank that exported the granule wrote.
@@ -142,7 +142,8 @@ PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(devic
     }
     size_t free_bytes = 0;
     size_t total_bytes = 0;
-    check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "free GPU memory");
+    check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes),
+               concat("GPU ", bus_ids[my_rank], ": free memory").c_str());
     Group::Part part;
     part.data = {{"free", static_cast<int64_t>(free_bytes)}, {"needed", part_bytes}};
     return part;

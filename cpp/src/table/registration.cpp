@@ -9,7 +9,12 @@
 
 #include "cuda_support.h"
 #include "engram/error.h"
+
+#if ENGRAM_CUDA
+#include "cuda_handles.h"
 #include "parallel.h"
+#include "table/gpu_memory.h"
+#endif
 
 // What the driver does (open-gpu-kernel-modules, kernel-open/nvidia/os-mlock.c):
 // os_lock_user_pages() pins with pin_user_pages() under the lock for reading of the address space,
@@ -30,17 +35,13 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
-//! For a thread of parallel_for. It is not set back at the end, as a DeviceGuard would: that makes
-//! a context (GPU memory) on the first device.
-void use_device(int device) { check_cuda(cudaSetDevice(device), "CUDA device"); }
-
 }  // namespace
 
 bool can_register_read_only(int device) {
   int value = 0;
   const cudaError_t code =
       cudaDeviceGetAttribute(&value, cudaDevAttrHostRegisterReadOnlySupported, device);
-  if (code != cudaSuccess) cudaGetLastError();  // answered here, so no later call must see it
+  forget_error(code);  // answered here
   return code == cudaSuccess && value != 0;
 }
 
@@ -52,8 +53,7 @@ Registration::Registration(HostMemory& memory, int device, const std::function<b
     device_ = memory.options().device;
     return;
   }
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
+  const OnGpu gpu(device);
   if (attribute(cudaDevAttrHostRegisterSupported, device) == 0) {
     throw Error(ENGRAM_CUDA_ERROR, concat(memory.label(), ": CUDA device ", device,
                                           ": expected one that reads registered host memory"));
@@ -84,8 +84,7 @@ Registration::Registration(HostMemory& memory, int device, const std::function<b
       if (cancelled && cancelled()) {
         throw Error(ENGRAM_INVALID_ARGUMENT, concat(memory.label(), ": registration cancelled"));
       }
-      use_device(device);
-      const RelaxedCapture thread_relaxed;
+      const OnGpu here(device);
       const std::string what = concat(memory.label(), ": registration of bytes ", from, " to ", to,
                                       " of ", total, " with CUDA device ", device);
       check_cuda(cudaHostRegister(data_ + from, static_cast<size_t>(to - from), flags),
@@ -128,22 +127,14 @@ const uint8_t* Registration::on_device(int device) const {
 
 void Registration::release() noexcept {
   if (registered_.empty() || getpid() != owner_) return;  // a forked child has no CUDA
-  try {
-    const DeviceGuard guard(device_);
-    parallel_for(
-        static_cast<int64_t>(registered_.size()), 1, num_threads(), [&](int64_t i, int64_t) {
-          const auto piece = static_cast<size_t>(i);
-          if (registered_[piece] == 0) return;
-          use_device(device_);
-          const RelaxedCapture relaxed;
-          const int64_t begin = i == 0 ? 0 : ends_[piece - 1];
-          if (cudaHostUnregister(data_ + begin) != cudaSuccess) {
-            cudaGetLastError();  // no later call must see it, and the other pieces have their turn
-          }
-        });
-  } catch (const std::exception&) {
-    // The process ends, and CUDA is gone already; the driver unpins what is left.
-  }
+  const auto num_pieces = static_cast<int64_t>(registered_.size());
+  parallel_for(num_pieces, 1, num_threads(), [&](int64_t i, int64_t) {
+    const auto piece = static_cast<size_t>(i);
+    if (registered_[piece] == 0) return;
+    const OnGpu gpu(device_, std::nothrow);
+    const int64_t begin = i == 0 ? 0 : ends_[piece - 1];
+    forget_error(cudaHostUnregister(data_ + begin));  // the other pieces have their turn
+  });
   registered_.clear();
 }
 

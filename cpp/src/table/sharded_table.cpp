@@ -79,17 +79,21 @@ class ShardedArray::Mapping {
     group.exchange("map", [&](Group::Work&) {
       const OnGpu gpu(device);
       for (size_t other = 0; other < shared.size(); ++other) {
-        if (static_cast<int>(other) != rank) map(shared[other].fds, runs_[other], first);
+        if (static_cast<int>(other) != rank) map(shared[other].fds, other, first, last);
       }
       return Group::Part{};
     });
   }
 
-  //! Maps another rank's runs from `first` on.
-  void map(const std::vector<FileDescriptor>& descriptors, const std::vector<Parts::Run>& runs,
-           size_t first) {
-    for (size_t i = 0; i < descriptors.size(); ++i) {
-      const Parts::Run& run = runs.at(first + i);
+  //! Maps another rank's runs [first, last), as far as there are.
+  void map(const std::vector<FileDescriptor>& descriptors, size_t other, size_t first,
+           size_t last) {
+    const auto& runs = runs_[other];
+    const size_t expected = std::min(last, runs.size()) - std::min(first, runs.size());
+    ENGRAM_CHECK(descriptors.size() == expected, label_, ": expected ", expected,
+                 " descriptors of rank ", other, ", found ", descriptors.size());
+    for (size_t i = 0; i < expected; ++i) {
+      const Parts::Run& run = runs[first + i];
       addresses_->map(run.begin, run.end - run.begin, GpuMemory::import(descriptors[i], label_));
     }
   }

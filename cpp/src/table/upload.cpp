@@ -15,6 +15,7 @@
 #include "cuda_handles.h"
 #include "parallel.h"
 #include "table/formula_cuda.h"
+#include "table/gpu_memory.h"
 #endif
 
 namespace engram {
@@ -27,44 +28,45 @@ constexpr int64_t kFormulaBytes = int64_t{1} << 30;  // made between two looks a
 struct FreePinned {
   void operator()(uint8_t* bytes) const {
     const RelaxedCapture relaxed;
-    cudaFreeHost(bytes);
+    forget_error(cudaFreeHost(bytes));
   }
 };
 
 //! Two pinned buffers in turn: one is filled from the file while the other travels to the GPU.
 class Lane {
  public:
-  Lane() : stream_(make_stream()) {
+  //! `what` is being done, for errors; it outlives this.
+  explicit Lane(const std::string& what) : what_(what), stream_(make_stream(what.c_str())) {
     for (Buffer& buffer : buffers_) {
       void* bytes = nullptr;
-      check_cuda(cudaMallocHost(&bytes, kPieceBytes), "buffer for loading a table");
+      check(cudaMallocHost(&bytes, kPieceBytes));
       buffer.bytes.reset(static_cast<uint8_t*>(bytes));
-      buffer.sent = make_event();
+      buffer.sent = make_event(what_.c_str());
     }
   }
-  ~Lane() { cudaStreamSynchronize(stream_.get()); }  // after an error, too, before the buffers go
+  ~Lane() {
+    // After an error, too, before the buffers go.
+    forget_error(cudaStreamSynchronize(stream_.get()));
+  }
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
   //! A buffer that nothing travels from; valid until the next call but one.
   uint8_t* next() {
     turn_ = 1 - turn_;
-    check_cuda(cudaEventSynchronize(buffers_[turn_].sent.get()), "load a table");
+    check(cudaEventSynchronize(buffers_[turn_].sent.get()));
     return buffers_[turn_].bytes.get();
   }
 
   void send(const uint8_t* from, uint8_t* to, int64_t num_bytes) {
-    check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice,
-                               stream_.get()),
-               "load a table");
+    check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice,
+                          stream_.get()));
   }
 
   //! What was sent since next() is in the buffer that next() gave.
-  void end_buffer() {
-    check_cuda(cudaEventRecord(buffers_[turn_].sent.get(), stream_.get()), "load a table");
-  }
+  void end_buffer() { check(cudaEventRecord(buffers_[turn_].sent.get(), stream_.get())); }
 
-  void finish() { check_cuda(cudaStreamSynchronize(stream_.get()), "load a table"); }
+  void finish() { check(cudaStreamSynchronize(stream_.get())); }
 
  private:
   struct Buffer {
@@ -72,6 +74,9 @@ class Lane {
     Event sent;
   };
 
+  void check(cudaError_t code) const { check_cuda(code, what_.c_str()); }
+
+  const std::string& what_;
   std::array<Buffer, 2> buffers_;
   size_t turn_ = 0;
   Stream stream_;
@@ -80,9 +85,10 @@ class Lane {
 //! As many lanes as threads use at a time.
 class Lanes {
  public:
-  std::unique_ptr<Lane> take() {
+  //! `what`: the lane's.
+  std::unique_ptr<Lane> take(const std::string& what) {
     const std::lock_guard lock(mutex_);
-    if (free_.empty()) return std::make_unique<Lane>();
+    if (free_.empty()) return std::make_unique<Lane>(what);
     std::unique_ptr<Lane> lane = std::move(free_.back());
     free_.pop_back();
     return lane;
@@ -100,26 +106,24 @@ class Lanes {
   std::vector<std::unique_ptr<Lane>> free_;
 };
 
-[[noreturn]] void throw_cancelled() { throw Error(ENGRAM_INTERNAL_ERROR, "loading was cancelled"); }
-
 //! One upload() from a file.
 class FileUpload {
  public:
   FileUpload(const SourceReader& reader, const std::vector<UploadRange>& ranges,
              const UploadOptions& options)
-      : reader_(reader), ranges_(ranges), options_(options) {}
+      : reader_(reader),
+        ranges_(ranges),
+        options_(options),
+        what_(concat(reader.source().name, ": copy to GPU ", pci_bus_id(options.device))) {}
 
   void run() {
-    const DeviceGuard guard(options_.device);
     const std::vector<UploadUnit> units =
         upload_units(ranges_, reader_.source().file.num_bytes, options_.verify);
     const int num_threads = options_.num_threads > 0 ? options_.num_threads : loader_threads(1);
     parallel_for(static_cast<int64_t>(units.size()), 1, num_threads, [&](int64_t unit, int64_t) {
       try {
-        // NOTE: no DeviceGuard: setting a new thread back makes a context on the first device.
-        check_cuda(cudaSetDevice(options_.device), "CUDA device");
-        const RelaxedCapture relaxed;
-        std::unique_ptr<Lane> lane = lanes_.take();
+        const OnGpu gpu(options_.device);
+        std::unique_ptr<Lane> lane = lanes_.take(what_);
         run_unit(units[static_cast<size_t>(unit)], *lane);
         lanes_.put(std::move(lane));
       } catch (...) {
@@ -127,15 +131,18 @@ class FileUpload {
         throw;
       }
     });
+    if (stop_) throw_loading_cancelled();
     lanes_.finish();
   }
 
  private:
+  //! Returns early once stop_ is true: to throw would hide why. Sets it when the caller cancels.
   void run_unit(const UploadUnit& unit, Lane& lane) {
     BlockSum sum;
     size_t range = unit.first_range;
     for (int64_t begin = unit.begin; begin < unit.end; begin += kPieceBytes) {
-      if (stop_ || (options_.cancelled && options_.cancelled())) throw_cancelled();
+      if (options_.cancelled && options_.cancelled()) stop_ = true;
+      if (stop_) return;
       const int64_t end = std::min(begin + kPieceBytes, unit.end);
       uint8_t* const bytes = lane.next();
       reader_.read(bytes, begin, end - begin);
@@ -164,23 +171,24 @@ class FileUpload {
   const SourceReader& reader_;
   const std::vector<UploadRange>& ranges_;
   const UploadOptions& options_;
+  const std::string what_;
   std::atomic<bool> stop_{false};
   Lanes lanes_;
 };
 
-void fill(const FormulaKey& key, const std::vector<UploadRange>& ranges,
+void fill(const Source& source, const std::vector<UploadRange>& ranges,
           const UploadOptions& options) {
-  const DeviceGuard guard(options.device);
-  const RelaxedCapture relaxed;
-  const Stream stream = make_stream();
+  const std::string what =
+      concat(source.name, ": fill by a formula on GPU ", pci_bus_id(options.device));
+  const Stream stream = make_stream(what.c_str());
   for (const UploadRange& range : ranges) {
     for (int64_t begin = range.begin; begin < range.end; begin += kFormulaBytes) {
-      if (options.cancelled && options.cancelled()) throw_cancelled();
+      if (options.cancelled && options.cancelled()) throw_loading_cancelled();
       const int64_t num_bytes = std::min(kFormulaBytes, range.end - begin);
-      check_cuda(
-          fill_formula_cuda(key, begin, num_bytes, range.to + (begin - range.begin), stream.get()),
-          "fill a table by its formula");
-      check_cuda(cudaStreamSynchronize(stream.get()), "fill a table by its formula");
+      check_cuda(fill_formula_cuda(*source.formula, begin, num_bytes,
+                                   range.to + (begin - range.begin), stream.get()),
+                 what.c_str());
+      check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
       if (options.add_bytes) options.add_bytes(num_bytes);
     }
   }
@@ -210,8 +218,9 @@ void upload([[maybe_unused]] const SourceReader& reader,
             [[maybe_unused]] const std::vector<UploadRange>& ranges, const UploadOptions& options) {
   require_cuda(options.device);
 #if ENGRAM_CUDA
+  const OnGpu gpu(options.device);  // to the end: of the lanes, too
   const Source& source = reader.source();
-  if (source.formula) return fill(*source.formula, ranges, options);
+  if (source.formula) return fill(source, ranges, options);
   if (options.verify) check_sums(source);
   FileUpload(reader, ranges, options).run();
 #endif

@@ -49,9 +49,8 @@ TEST_CASE_FIXTURE(Gpus, "memory cumem is whole granules in at most 16 parts, and
       CHECK(copy.data()[i] == static_cast<uint8_t>(1 + i / CumemMemory::kPartBytes));
     }
     CHECK(copy.data()[num_bytes - 1] == 99);
-    CHECK(message_of([&] {
-            CumemMemory::attach(1, {}, num_bytes, "copy");
-          }).find("copy: expected " + std::to_string(files.size()) + " descriptors") == 0);
+    CHECK(has(message_of([&] { CumemMemory::attach(1, {}, num_bytes, "copy"); }),
+              concat("copy: memory \"cumem\": expected ", files.size(), " descriptors, found 0")));
   }
 }
 

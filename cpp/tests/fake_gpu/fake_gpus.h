@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! \file fake_gpus.h
 //! A CUDA run time and driver whose GPU memory is host memory, so that what ranks do with each
-//! other's can be tested on any machine, with GPUs that no machine has. Only what device_sharded
-//! calls is there.
+//! other's can be tested on any machine, with GPUs that no machine has. Only what tables on
+//! GPUs and memory "cumem" call is there.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,28 @@ struct Machine {
   std::set<std::pair<std::string, std::string>> garbled;
   std::map<std::string, int64_t> free_bytes;  //!< by bus id; 1 TiB where there is none
   bool shares = true;                         //!< memory can be shared by descriptors
+  //! This call, of all that a driver may answer with an error, does so, having done what ends
+  //! something; at that one the process is killed. -1: none.
+  int64_t refuse_at = -1;
+  int64_t die_at = -1;
 
   // What is there now.
   int64_t num_handles = 0;
   int64_t num_mapped = 0;
   int64_t num_reserved = 0;
   int64_t created_bytes = 0;  //!< in all
+  int64_t num_calls = 0;      //!< that may be refused
 };
 
 Machine& machine();
+
+//! Counts a call; whether it is the one to refuse.
+bool refuses();
+//! Buffers, streams and events that are there now.
+int64_t num_made();
+//! Whether this thread has an error of the run time's that nobody has asked for.
+bool has_pending_error();
+//! Null for what is not there.
+void* driver_function(const std::string& name);
 
 }  // namespace engram::fake

@@ -1,123 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // device_sharded with ranks as processes, on GPUs that are made of host memory.
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-
-#include "fake_gpus.h"
-#include "ranks.h"
-#include "table/block_sums.h"
-#include "table/group.h"
-#include "table/load.h"
-#include "table/sharded_table.h"
+#include "bound.h"
 #include "table/upload.h"
 
 namespace engram {
 namespace {
-
-using fake::machine;
-
-const std::vector<std::string> kGpus{"0000:1B:00.0", "0000:3B:00.0", "0000:9C:00.0"};
-constexpr int64_t kRowBytes = 256;
-constexpr uint64_t kSeed = 5;
-const std::vector<int64_t> kColumns{30000, 41000, 52003};  // 7 to 13 MB
-
-FormulaKey formula_key() { return {1, FormulaTensor::kValues, kSeed}; }
-
-int64_t num_bytes_of(const std::vector<int64_t>& columns) {
-  int64_t rows = 0;
-  for (const int64_t count : columns) rows += count;
-  return rows * kRowBytes;
-}
-
-//! An array's file, which begins at an odd place.
-class File {
- public:
-  static constexpr int64_t kOffset = 1003;
-
-  explicit File(bool spoilt = false)
-      : path_(std::filesystem::temp_directory_path() /
-              ("engram-sharded-" + std::to_string(getpid()))) {
-    const int64_t num_bytes = num_bytes_of(kColumns);
-    std::vector<uint8_t> bytes(static_cast<size_t>(num_bytes));
-    fill_formula(formula_key(), 0, num_bytes, bytes.data());
-    source_ = {"engram.1.values", {path_.string(), kOffset, num_bytes, {}}, std::nullopt};
-    for (int64_t begin = 0; begin < num_bytes; begin += kBlockBytes) {
-      const int64_t count = std::min(kBlockBytes, num_bytes - begin);
-      source_.file.block_sums.push_back(block_sum(bytes.data() + begin, count));
-    }
-    if (spoilt) bytes.back() ^= 1;
-    std::ofstream file(path_, std::ios::binary);
-    file << std::string(kOffset, 'x');
-    file.write(reinterpret_cast<const char*>(bytes.data()), num_bytes);
-  }
-  ~File() { std::filesystem::remove(path_); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  const Source& source() const { return source_; }
-
- private:
-  std::filesystem::path path_;
-  Source source_;
-};
-
-Source formula_source() {
-  return {"engram.1.values", {"no file", 0, num_bytes_of(kColumns), {}}, formula_key()};
-}
-
-GroupOptions group_options(int rank, int size) {
-  GroupOptions options;
-  options.name = "sharded-test-" + std::to_string(size == 1 ? getpid() : getppid());
-  options.rank = rank;
-  options.size = size;
-  options.timeout_s = 60;
-  return options;
-}
-
-//! Bytes that are not the formula's from `first_byte` on.
-int64_t num_wrong(const uint8_t* bytes, int64_t num_bytes, int64_t first_byte = 0) {
-  std::vector<uint8_t> right(static_cast<size_t>(num_bytes));
-  fill_formula(formula_key(), first_byte, num_bytes, right.data());
-  int64_t wrong = 0;
-  for (int64_t i = 0; i < num_bytes; ++i) wrong += bytes[i] != right[static_cast<size_t>(i)];
-  return wrong;
-}
-
-void load(Group& group, ShardedArray& array, const Source& source, bool verify) {
-  group.exchange("load", [&](Group::Work& work) {
-    const SourceReader reader(source);
-    int64_t done = 0;
-    std::mutex mutex;
-    array.load(
-        reader, verify, [&] { return work.cancelled(); },
-        [&](int64_t count) {
-          const std::lock_guard lock(mutex);
-          done += count;
-        });
-    const int64_t expected = array.parts().filled_bytes(group.rank());
-    if (done != expected) throw Error(ENGRAM_INTERNAL_ERROR, concat("told of ", done, " bytes"));
-    return Group::Part{};
-  });
-}
-
-//! Binds an array on this rank; what is thrown is every rank's Error.
-struct Bound {
-  Bound(int rank, int size, const Source& source, bool verify = true)
-      : parts(kColumns, kRowBytes, size), group(group_options(rank, size), cancelled) {
-    const PeerGpus gpus(group, 0, parts.part_bytes(rank));
-    array = std::make_unique<ShardedArray>(group, gpus, parts, "engram.1.values");
-    load(group, *array, source, verify);
-  }
-  std::string read() {
-    return concat(num_wrong(array->on_device(0), array->parts().num_bytes()), " wrong");
-  }
-
-  std::atomic<bool> cancelled{false};
-  Parts parts;
-  Group group;
-  std::unique_ptr<ShardedArray> array;
-};
 
 //! Each rank says what body returns, or its Error.
 std::vector<std::string> run_ranks(int count, const std::function<std::string(int)>& body) {
@@ -127,10 +14,8 @@ std::vector<std::string> run_ranks(int count, const std::function<std::string(in
   return lines;
 }
 
-void see_only(const std::string& gpu) { machine().visible = {gpu}; }
-
 TEST_CASE("every rank reads every part, each on a GPU that no other rank sees") {
-  const File file;
+  const ArrayFile file;
   for (const bool by_formula : {false, true}) {
     const Source source = by_formula ? formula_source() : file.source();
     const auto lines = run_ranks(3, [&](int rank) {
@@ -146,7 +31,7 @@ TEST_CASE("every rank reads every part, each on a GPU that no other rank sees") 
 }
 
 TEST_CASE("ranks may share a GPU, and be more than the granules") {
-  const File file;
+  const ArrayFile file;
   for (const int count : {1, 2, 8}) {
     const auto lines = run_ranks(count, [&](int rank) {
       see_only(kGpus[0]);
@@ -241,7 +126,7 @@ TEST_CASE("what one rank cannot do is every rank's error") {
              ": expected memory that is mapped in steps (cuMemMap), found none");
   CHECK(blind == std::vector<std::string>(2, cannot));
 
-  const File spoilt(true);
+  const ArrayFile spoilt(true);
   const auto bad = run_ranks(2, [&](int rank) {
     see_only(kGpus[static_cast<size_t>(rank)]);
     return Bound(rank, 2, spoilt.source(), rank == 1).read();
@@ -255,7 +140,7 @@ TEST_CASE("what one rank cannot do is every rank's error") {
 
 TEST_CASE("verifying needs sums") {
   see_only(kGpus[0]);
-  const File file;
+  const ArrayFile file;
   Source source = file.source();
   source.file.block_sums.clear();
   CHECK_THROWS_WITH_AS(
@@ -293,7 +178,7 @@ TEST_CASE("tables of more columns than descriptors may travel at a time") {
 }
 
 TEST_CASE("heads: a rank's columns alone are uploaded") {
-  const File file;
+  const ArrayFile file;
   see_only(kGpus[0]);
   for (int rank = 0; rank < 3; ++rank) {
     const HeadSplit split = split_heads(kColumns, rank, 3);

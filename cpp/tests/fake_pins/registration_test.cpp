@@ -3,12 +3,14 @@
 // refuses. The CUDA run time that it calls is below.
 #include "table/registration.h"
 
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "../ranks.h"
@@ -132,6 +134,19 @@ TEST_CASE_FIXTURE(Fixture, "one piece refused, and none stays registered") {
   CHECK(!is_inherited(memory));
 }
 
+TEST_CASE_FIXTURE(Fixture, "a thread that has chosen no GPU makes no context on the first one") {
+  HostMemory memory = HostMemory::create({}, 3 * kPiece, "table");
+  current_device = 0;
+  {
+    const Registration pins(memory, 1, {});
+    CHECK(mine.bytes() == 3 * kPiece);
+  }
+  current_device = 0;
+  std::optional<Registration> pins(std::in_place, memory, 1, std::function<bool()>());
+  current_device = 0;
+  pins.reset();
+}
+
 TEST_CASE_FIXTURE(Fixture, "a registration that is cancelled leaves nothing") {
   HostMemory memory = HostMemory::create({}, 8 * kPiece, "table");
   std::atomic<int> asked{0};
@@ -226,14 +241,22 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
+// The driver has a context wherever a thread was set to a device.
+CUresult context_of_this_thread(CUcontext* context) {
+  *context = engram::current_device == 0 ? nullptr : reinterpret_cast<CUcontext>(driver);
+  return CUDA_SUCCESS;
+}
+
 // Of memory "cumem" and of nodes next to a GPU, which no test here asks for.
 cudaError_t cudaDeviceGetPCIBusId(char*, int, int) { return cudaErrorInvalidDevice; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaMalloc(void**, size_t) { return cudaErrorMemoryAllocation; }
 cudaError_t cudaFree(void*) { return cudaSuccess; }
 cudaError_t cudaMemcpy(void*, const void*, size_t, cudaMemcpyKind) { return cudaErrorUnknown; }
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void**, unsigned int, unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned int,
+                                             unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *result = cudaDriverEntryPointSymbolNotFound;
+  *function = reinterpret_cast<void*>(context_of_this_thread);  // the one that is called
+  *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fake_gpus.h"
-
 #include <cudaTypedefs.h>
-#include <cuda_runtime_api.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
 
-#include "table/formula_cuda.h"
+#include "fake_gpus.h"
 #include "table/parts.h"
 
 namespace engram::fake {
@@ -21,7 +18,6 @@ namespace {
 
 constexpr const char* kNamePrefix = "fake-gpu-";
 std::mutex mutex;
-thread_local int current_device = 0;
 
 //! A handle is a descriptor of the memory, plus one; whose GPU it is stands in the memory's name.
 int descriptor_of(CUmemGenericAllocationHandle handle) { return static_cast<int>(handle) - 1; }
@@ -41,14 +37,17 @@ struct Mapped {
 std::map<CUdeviceptr, Mapped> mapped;
 std::map<CUdeviceptr, size_t> reserved;
 
+constexpr CUresult kRefused = CUDA_ERROR_OUT_OF_MEMORY;
+
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
 CUresult ctx_get_current(CUcontext* context) {
   *context = nullptr;
-  return CUDA_SUCCESS;
+  return refuses() ? kRefused : CUDA_SUCCESS;
 }
 
 CUresult device_get_attribute(int* value, CUdevice_attribute, CUdevice) {
+  if (refuses()) return kRefused;
   *value = machine().shares ? 1 : 0;
   return CUDA_SUCCESS;
 }
@@ -69,12 +68,14 @@ CUresult get_error_string(CUresult code, const char** text) {
 
 CUresult mem_get_granularity(size_t* bytes, const CUmemAllocationProp*,
                              CUmemAllocationGranularity_flags) {
+  if (refuses()) return kRefused;
   *bytes = static_cast<size_t>(kGranuleBytes);
   return CUDA_SUCCESS;
 }
 
 CUresult mem_address_reserve(CUdeviceptr* address, size_t num_bytes, size_t alignment, CUdeviceptr,
                              unsigned long long) {
+  if (refuses()) return kRefused;
   if (num_bytes % kGranuleBytes != 0) return CUDA_ERROR_INVALID_VALUE;
   void* const memory = mmap(nullptr, num_bytes + alignment, PROT_NONE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -91,6 +92,7 @@ CUresult mem_address_reserve(CUdeviceptr* address, size_t num_bytes, size_t alig
 }
 
 CUresult mem_address_free(CUdeviceptr address, size_t num_bytes) {
+  const bool says_no = refuses();
   const std::lock_guard lock(mutex);
   const auto found = reserved.find(address);
   if (found == reserved.end() || found->second != num_bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -100,11 +102,12 @@ CUresult mem_address_free(CUdeviceptr address, size_t num_bytes) {
   munmap(pointer(address), num_bytes);
   reserved.erase(found);
   --machine().num_reserved;
-  return CUDA_SUCCESS;
+  return says_no ? kRefused : CUDA_SUCCESS;
 }
 
 CUresult mem_create(CUmemGenericAllocationHandle* handle, size_t num_bytes,
                     const CUmemAllocationProp* memory, unsigned long long) {
+  if (refuses()) return kRefused;
   const std::string owner = machine().visible.at(static_cast<size_t>(memory->location.id));
   if (num_bytes % kGranuleBytes != 0 || num_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   const int descriptor = memfd_create((kNamePrefix + owner).c_str(), MFD_CLOEXEC);
@@ -117,18 +120,22 @@ CUresult mem_create(CUmemGenericAllocationHandle* handle, size_t num_bytes,
 }
 
 CUresult mem_release(CUmemGenericAllocationHandle handle) {
+  const bool says_no = refuses();
   const std::lock_guard lock(mutex);
   --machine().num_handles;
-  return close(descriptor_of(handle)) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (close(descriptor_of(handle)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  return says_no ? kRefused : CUDA_SUCCESS;
 }
 
 CUresult mem_export(void* to, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
                     unsigned long long) {
+  if (refuses()) return kRefused;
   *static_cast<int*>(to) = dup(descriptor_of(handle));
   return CUDA_SUCCESS;
 }
 
 CUresult mem_import(CUmemGenericAllocationHandle* handle, void* from, CUmemAllocationHandleType) {
+  if (refuses()) return kRefused;
   const int descriptor = static_cast<int>(reinterpret_cast<uintptr_t>(from));
   if (owner_of(descriptor).empty()) return CUDA_ERROR_INVALID_VALUE;
   const std::lock_guard lock(mutex);
@@ -140,6 +147,7 @@ CUresult mem_import(CUmemGenericAllocationHandle* handle, void* from, CUmemAlloc
 //! Whole memory alone, in reserved addresses that nothing has: as the driver wants it.
 CUresult mem_map(CUdeviceptr address, size_t num_bytes, size_t offset,
                  CUmemGenericAllocationHandle handle, unsigned long long) {
+  if (refuses()) return kRefused;
   const int descriptor = descriptor_of(handle);
   const auto size = lseek(descriptor, 0, SEEK_END);
   const std::lock_guard lock(mutex);
@@ -164,6 +172,7 @@ CUresult mem_map(CUdeviceptr address, size_t num_bytes, size_t offset,
 }
 
 CUresult mem_unmap(CUdeviceptr address, size_t num_bytes) {
+  const bool says_no = refuses();
   const std::lock_guard lock(mutex);
   const auto found = mapped.find(address);
   if (found == mapped.end() || found->second.num_bytes != num_bytes) {
@@ -173,11 +182,12 @@ CUresult mem_unmap(CUdeviceptr address, size_t num_bytes) {
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   mapped.erase(found);
   --machine().num_mapped;
-  return CUDA_SUCCESS;
+  return says_no ? kRefused : CUDA_SUCCESS;
 }
 
 CUresult mem_set_access(CUdeviceptr address, size_t num_bytes, const CUmemAccessDesc* access,
                         size_t) {
+  if (refuses()) return kRefused;
   const std::string reader = machine().visible.at(static_cast<size_t>(access->location.id));
   const std::lock_guard lock(mutex);
   CUdeviceptr place = address;
@@ -207,6 +217,13 @@ Machine& machine() {
   return machine;
 }
 
+bool refuses() {
+  const std::lock_guard lock(mutex);
+  const int64_t call = machine().num_calls++;
+  if (call == machine().die_at) raise(SIGKILL);
+  return call == machine().refuse_at;
+}
+
 void* driver_function(const std::string& name) {
   static const std::map<std::string, void*> functions{
       {"cuGetErrorName", address_of(get_error_name)},
@@ -229,105 +246,3 @@ void* driver_function(const std::string& name) {
 }
 
 }  // namespace engram::fake
-
-using engram::fake::current_device;
-using engram::fake::machine;
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int,
-                                             unsigned long long,
-                                             cudaDriverEntryPointQueryResult* result) {
-  *function = engram::fake::driver_function(name);
-  *result = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
-  return cudaSuccess;
-}
-cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
-cudaError_t cudaGetDeviceCount(int* count) {
-  *count = static_cast<int>(machine().visible.size());
-  return cudaSuccess;
-}
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-const char* cudaGetErrorString(cudaError_t) { return "an error"; }
-const char* cudaGetErrorName(cudaError_t) { return "cudaErrorUnknown"; }
-cudaError_t cudaGetDevice(int* device) {
-  *device = current_device;
-  return cudaSuccess;
-}
-cudaError_t cudaSetDevice(int device) {
-  current_device = device;
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
-cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  snprintf(text, static_cast<size_t>(size), "%s",
-           machine().visible.at(static_cast<size_t>(device)).c_str());
-  return cudaSuccess;
-}
-cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  const std::string& gpu = machine().visible.at(static_cast<size_t>(current_device));
-  const auto found = machine().free_bytes.find(gpu);
-  *total_bytes = size_t{1} << 40;
-  *free_bytes =
-      found == machine().free_bytes.end() ? *total_bytes : static_cast<size_t>(found->second);
-  return cudaSuccess;
-}
-
-// Everything is done when the call returns; streams and events are only told apart from null.
-cudaError_t cudaMalloc(void** memory, size_t num_bytes) {
-  *memory = std::malloc(num_bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaFree(void* memory) {
-  std::free(memory);
-  return cudaSuccess;
-}
-cudaError_t cudaMallocHost(void** memory, size_t num_bytes) {
-  return cudaMalloc(memory, num_bytes);
-}
-cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
-cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes, cudaMemcpyKind) {
-  std::memcpy(to, from, num_bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind,
-                            cudaStream_t) {
-  return cudaMemcpy(to, from, num_bytes, kind);
-}
-cudaError_t cudaMemsetAsync(void* to, int value, size_t num_bytes, cudaStream_t) {
-  std::memset(to, value, num_bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
-  *stream = static_cast<cudaStream_t>(std::malloc(1));
-  return cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaFree(stream); }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
-  *event = static_cast<cudaEvent_t>(std::malloc(1));
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return cudaFree(event); }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-
-namespace engram {
-
-cudaError_t fill_formula_cuda(const FormulaKey& key, int64_t begin, int64_t num_bytes, uint8_t* to,
-                              cudaStream_t) {
-  fill_formula(key, begin, num_bytes, to);
-  return cudaSuccess;
-}
-
-cudaError_t check_formula_cuda(const FormulaKey& key, int64_t begin, int64_t num_bytes,
-                               const uint8_t* from, unsigned long long* num_wrong, cudaStream_t) {
-  std::vector<uint8_t> right(static_cast<size_t>(num_bytes));
-  fill_formula(key, begin, num_bytes, right.data());
-  for (size_t i = 0; i < right.size(); ++i) *num_wrong += from[i] != right[i];
-  return cudaSuccess;
-}
-
-}  // namespace engram
