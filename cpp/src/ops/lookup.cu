@@ -2,6 +2,7 @@
 #include "engram/ops.h"
 #include "launch.cuh"
 #include "ptx.cuh"
+#include "stage_tiles.cuh"
 #include "table_row.cuh"
 
 namespace engram {
@@ -81,6 +82,31 @@ cudaError_t launch_lookup(const engram_lookup_args& args, cudaStream_t stream) {
   return launch(kernel, rows.grid, rows.block, stream, args, num_out_tokens, values_aligned);
 }
 
+struct TableRows {
+  engram_lookup_args args;
+
+  __device__ int64_t find(int64_t token, int column) const {
+    return find_table_row(args, token, column);
+  }
+  __device__ uint4 values(int64_t row, int chunk) const {
+    const uint8_t* const from = args.values + row_offset(row, args.head_dim);
+    return load_once(reinterpret_cast<const uint4*>(from) + chunk);
+  }
+  __device__ uint32_t scales(int64_t row, int word) const {
+    const uint8_t* const from = args.scales + row_offset(row, scales_per_row(args.head_dim));
+    return load_once(reinterpret_cast<const uint32_t*>(from) + word);
+  }
+};
+
+cudaError_t launch_128x4(const engram_lookup_args& args, cudaStream_t stream) {
+  if (args.num_tokens <= kFewTokens || !has_whole_tiles(args.head_dim, args.out, args.out_scales) ||
+      !is_aligned(4, args.scales)) {
+    return launch_lookup<ENGRAM_ROWS_MXFP8_128X4>(args, stream);
+  }
+  return launch_stage_tiles(TableRows{args}, args.num_tokens, args.num_columns, args.head_dim,
+                            static_cast<uint8_t*>(args.out), args.out_scales, stream);
+}
+
 }  // namespace
 
 cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
@@ -93,7 +119,7 @@ cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
     case ENGRAM_ROWS_MXFP8_LINEAR:
       return launch_lookup<ENGRAM_ROWS_MXFP8_LINEAR>(args, stream);
     case ENGRAM_ROWS_MXFP8_128X4:
-      return launch_lookup<ENGRAM_ROWS_MXFP8_128X4>(args, stream);
+      return launch_128x4(args, stream);
   }
   return cudaErrorInvalidValue;
 }

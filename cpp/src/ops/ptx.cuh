@@ -21,6 +21,11 @@ __device__ __forceinline__ uint8_t load_once(const uint8_t* from) {
   asm volatile("ld.global.nc.L1::no_allocate.u8 %0, [%1];" : "=r"(value) : "l"(from));
   return static_cast<uint8_t>(value);
 }
+__device__ __forceinline__ uint32_t load_once(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
 __device__ __forceinline__ uint2 load_once(const uint2* from) {
   uint2 value;
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"

@@ -2,12 +2,39 @@
 #include "engram/ops.h"
 #include "launch.cuh"
 #include "rows.cuh"
+#include "stage_tiles.cuh"
 
 namespace engram {
 namespace {
 
 constexpr int kChunkBytes = 8;  //!< what packed rows of 264 bytes are aligned to
 constexpr int kTokensInFlight = 4;
+
+//! Packed rows at addresses that take 8-byte loads.
+struct PackedRows {
+  const uint8_t* packed;
+  int64_t num_tokens;
+  int num_columns;
+  int head_dim;
+
+  __device__ int64_t find(int64_t token, int column) const {
+    return token < num_tokens ? row_offset(token, num_columns) + column : kNoRow;
+  }
+  __device__ uint4 values(int64_t row, int chunk) const {
+    const auto* const from = reinterpret_cast<const uint2*>(bytes(row)) + 2 * chunk;
+    const uint2 low = __ldg(from);
+    const uint2 high = __ldg(from + 1);
+    return {low.x, low.y, high.x, high.y};
+  }
+  __device__ uint32_t scales(int64_t row, int word) const {
+    return __ldg(reinterpret_cast<const uint32_t*>(bytes(row) + head_dim) + word);
+  }
+
+ private:
+  __device__ const uint8_t* bytes(int64_t row) const {
+    return packed + row_offset(row, packed_row_bytes(head_dim));
+  }
+};
 
 //! num_out_tokens: rows of the scales' tiles. The flags say which arrays take 8-byte accesses.
 __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
@@ -67,6 +94,11 @@ cudaError_t stage_cuda(const engram_stage_args& args, cudaStream_t stream) {
       row_grid(num_out_tokens, args.num_columns, args.head_dim / kChunkBytes, kTokensInFlight);
   const bool packed_aligned =
       packed_row_bytes(args.head_dim) % kChunkBytes == 0 && is_aligned(kChunkBytes, args.packed);
+  if (packed_aligned && has_whole_tiles(args.head_dim, args.values, args.scales)) {
+    const PackedRows source = {args.packed, args.num_tokens, args.num_columns, args.head_dim};
+    return launch_stage_tiles(source, args.num_tokens, args.num_columns, args.head_dim, args.values,
+                              args.scales, stream);
+  }
   return launch(stage_kernel, rows.grid, rows.block, stream, args, num_out_tokens, packed_aligned,
                 is_aligned(kChunkBytes, args.values));
 }
