@@ -94,8 +94,9 @@ def test_no_row_is_there(device, op, twin):
     """A shard without rows, and ids that miss every row, read as zeros, the lost id as NaN."""
     values, scales = generators.table(7)
     ids = np.array([[-1, 7], [2**31 - 1, -(2**31)]], np.int32)
-    check(device, op, twin, values, scales, ids)
-    check(device, op, twin, values[:0], scales[:0], ids)
+    for few_or_many in (ids, np.tile(ids, (50, 1))):
+        check(device, op, twin, values, scales, few_or_many)
+        check(device, op, twin, values[:0], scales[:0], few_or_many)
 
 
 @on_devices

@@ -7,7 +7,7 @@
 
 #include "engram/layout.h"
 #include "launch.cuh"
-#include "rows.cuh"
+#include "table_row.cuh"
 
 namespace engram {
 
@@ -17,8 +17,8 @@ constexpr int kTileChunkBytes = 16;                          //!< values of a th
 constexpr int kWordValues = kStageTileScales * kScaleBlock;  //!< values of a word of four scales
 constexpr int kWordChunks = kWordValues / kTileChunkBytes;
 
-//! Rows of a Source: find(token, column) gives a row or kNoRow (also for tokens past the last),
-//! values(row, chunk) and scales(row, word) read of it.
+//! Rows of a Source: find(token, column) gives a row, kNoRow (also for tokens past the last) or
+//! kLostId, values(row, chunk) and scales(row, word) read of a row.
 template <typename Source>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
     stage_tiles_kernel(const __grid_constant__ Source source, int64_t num_tokens, int num_columns,
@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
     uint32_t scales[kTileTokens];
 #pragma unroll
     for (int i = 0; i < kTileTokens; ++i) {
-      values[i] = {0, 0, 0, 0};
-      scales[i] = 0;
-      if (rows[i] == kNoRow) continue;
+      values[i] = missing_values<uint4>(rows[i]);
+      scales[i] = missing_scale(rows[i]) * 0x01010101u;
+      if (rows[i] < 0) continue;
       values[i] = source.values(rows[i], chunk);
       if (starts_word) scales[i] = source.scales(rows[i], word);
     }
