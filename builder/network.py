@@ -43,6 +43,8 @@ DATA_TYPES = {
     "bool": "BOOL",
 }
 _FP8_MAX = 448.0
+# By address: what TensorRT reads when it builds.
+_arrays: weakref.WeakKeyDictionary[Network, dict[int, Host]] = weakref.WeakKeyDictionary()
 
 
 class HashIds(NamedTuple):
@@ -299,11 +301,10 @@ def add(network: Network, node: Node, name: str = "") -> tuple[ITensor, ...]:
 def constant(network: Network, array: Host) -> ITensor:
     """A constant of the array's own type."""
     trt = import_tensorrt()
-    array = np.require(array, requirements=["C_CONTIGUOUS", "ALIGNED"])
+    array = _keep(network, np.require(array, requirements=["C_CONTIGUOUS", "ALIGNED"]))
     dtype = getattr(trt.DataType, DATA_TYPES[array.dtype.name])
     # By address: numpy's own BF16 and FP8 are unknown to the bindings.
     weights = trt.Weights(dtype, array.ctypes.data, array.size)
-    weakref.finalize(network, id, array).atexit = False  # keeps the array as long as the network
     return network.add_constant(array.shape, weights).get_output(0)
 
 
@@ -321,6 +322,18 @@ def add_input(network: Network, name: str, dtype: str, dims: Sequence[int | str]
 def mark_output(network: Network, name: str, tensor: ITensor) -> None:
     tensor.name = name
     network.mark_output(tensor)
+
+
+def _keep(network: Network, array: Host) -> Host:
+    """The array, kept as long as the network is."""
+    kept = _arrays.setdefault(network, {})
+    first = kept.setdefault(array.ctypes.data, array)
+    if (first.dtype, first.size) == (array.dtype, array.size):
+        return array
+    # TensorRT 10.6 takes what lies at one address for one constant, of the first one's size: a
+    # part and the whole would be garbage.
+    copy = array.copy()
+    return kept.setdefault(copy.ctypes.data, copy)
 
 
 def _product(network: Network, a: ITensor, b: ITensor) -> ITensor:

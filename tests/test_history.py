@@ -134,7 +134,7 @@ def test_devices_agree(device, beams):
 
 @pytest.mark.gpu
 def test_a_lost_slot_is_a_fault_of_the_gpu():
-    """The window is lost, and rows that need it are NaN; the next call says why."""
+    """The window is lost, and rows that need it are NaN; whatever is asked next says why."""
     import torch
 
     executor = Executor(Sizes(layers_in_pool=1, layer=0), 4)
@@ -151,6 +151,8 @@ def test_a_lost_slot_is_a_fault_of_the_gpu():
     }
     past = ops.history(**changed, max_ngram_size=ORDER)
     torch.cuda.synchronize()
+    with pytest.raises(EngramError, match=r"expected the check word of position [012] in"):
+        ops.raise_device_fault()
     assert (past.lookback_ids == LOST).all()
     token_map = torch.tensor(TOKEN_MAP, device="cuda")
     ids = ops.hash_ids(LAYOUT, token_map, changed["token_ids"], *past)[:, 0]
@@ -161,5 +163,3 @@ def test_a_lost_slot_is_a_fault_of_the_gpu():
     rows = ops.lookup(values, scales, ids)
     assert torch.equal(rows.isnan().all(1), needs)
     assert not rows[~needs].isnan().any()
-    with pytest.raises(EngramError, match=r"expected the check word of position [012] in"):
-        ops.raise_device_fault()
