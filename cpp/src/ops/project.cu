@@ -19,9 +19,12 @@ struct Kernel {
 };
 
 constexpr Kernel kGeneric[] = {{ENGRAM_PROJECT_GENERIC, INT64_MAX, project_generic}};
+// Three tiles of 128 tokens are done before two of 256.
 constexpr Kernel kSm90[] = {{ENGRAM_PROJECT_SM90_16, 16, project_sm90_16},
                             {ENGRAM_PROJECT_SM90_64, 64, project_sm90_64},
                             {ENGRAM_PROJECT_SM90_128, 128, project_sm90_128},
+                            {ENGRAM_PROJECT_SM90_256, 256, project_sm90_256},
+                            {ENGRAM_PROJECT_SM90_128, 384, project_sm90_128},
                             {ENGRAM_PROJECT_SM90_256, INT64_MAX, project_sm90_256}};
 
 //! What the copy engine asks for, and 16-byte writes of outputs.

@@ -12,13 +12,14 @@ namespace engram {
 namespace sm90 {
 namespace {
 
-using Few = Shape<16, 256, 4, false>;
-using Some = Shape<64, 128, 4, false>;
-using More = Shape<128, 64, 4, false>;
-using Many = Shape<256, 64, 2, true>;
+using Few = Shape<16, 256, 4, 1>;
+using Some = Shape<64, 128, 4, 1>;
+using More = Shape<128, 64, 4, 1>;
+using Many = Shape<256, 64, 2, 4>;
 
 constexpr int kSharedBytes = 227 * 1024;  // what a block of compute capability 9.0 may have
 constexpr int kReservedBytes = 2048;      // barriers, and the way to the next 1024 bytes
+constexpr int kDecodeTokens = 116;        // that cost a tile as much as its weights do, measured
 
 //! The driver's function, found without linking its library; null where it is too old.
 PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
@@ -60,14 +61,20 @@ bool encode_weight(Args& args, const engram_project_args& call) {
                 S::kWeightColumns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
-//! Whole tiles in full rounds of the clusters, then halves in full rounds, then quarters.
+//! Whole tiles in full rounds of the clusters, and those left in the parts that are done first.
 template <typename S>
 void split_work(Args& args, int num_clusters) {
   const int num_tiles = args.num_row_tiles * args.num_token_tiles;
-  args.num_whole = S::kSplits ? num_tiles / num_clusters * num_clusters : num_tiles;
-  const int num_halves = 2 * (num_tiles - args.num_whole);
-  args.num_halves = num_halves / num_clusters * num_clusters;
-  args.num_pieces = args.num_whole + args.num_halves + 2 * (num_halves - args.num_halves);
+  const int num_left = num_tiles % num_clusters;
+  const auto cost = [&](int num_parts) {
+    return ceil_div(num_left * num_parts, num_clusters) * (S::kTokens / num_parts + kDecodeTokens);
+  };
+  args.num_parts = 1;
+  for (int num_parts = 2; num_parts <= S::kParts; num_parts *= 2) {
+    if (cost(num_parts) < cost(args.num_parts)) args.num_parts = num_parts;
+  }
+  args.num_whole = num_tiles - num_left;
+  args.num_pieces = args.num_whole + num_left * args.num_parts;
 }
 
 }  // namespace
@@ -81,7 +88,7 @@ cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaSt
   args.in_features = call.in_features;
   args.out_features = call.out_features;
   const int num_clusters = num_blocks / kClusterBlocks;
-  if (S::kSplits) {
+  if (S::kParts > 1) {
     args.rows = S::kMaxRows;
   } else {
     // As few rounds as the shape allows, and the same number of outputs to every block.

@@ -55,22 +55,16 @@ struct Tile {
   int num_tokens;
 };
 
-//! Piece p of the work: the whole tiles come first, then halves and quarters of the others, so that
-//! the last round of the grid is a short one. Tiles that run side by side share weights and tokens.
+//! Piece p of the work: the whole tiles come first, then parts of the others, so that the last
+//! round of the grid is a short one. Tiles that run side by side share weights and tokens.
 template <typename S>
 __device__ Tile find_tile(const Args& args, int piece) {
   int tile = piece, offset = 0, size = S::kTokens;
   if (piece >= args.num_whole) {
-    int half = piece - args.num_whole;
-    size = S::kTokens / 2;
-    if (half >= args.num_halves) {
-      const int quarter = half - args.num_halves;
-      half = args.num_halves + quarter / 2;
-      size = S::kTokens / 4;
-      offset = quarter % 2 * size;
-    }
-    tile = args.num_whole + half / 2;
-    offset += half % 2 * (S::kTokens / 2);
+    const int part = piece - args.num_whole;
+    size = S::kTokens / args.num_parts;
+    tile = args.num_whole + part / args.num_parts;
+    offset = part % args.num_parts * size;
   }
   const int group = tile / (kTileGroup * args.num_row_tiles);
   const int width = min(kTileGroup, args.num_token_tiles - group * kTileGroup);
@@ -78,7 +72,7 @@ __device__ Tile find_tile(const Args& args, int piece) {
   const int token_tile = group * kTileGroup + in_group % width;
   const int first_token = token_tile * S::kTokens + offset;
   const int num_left = args.num_tokens - first_token;
-  while (S::kSplits && size > S::kTokens / 4 && num_left <= size / 2) size /= 2;
+  while (size > S::kTokens / S::kParts && num_left <= size / 2) size /= 2;
   return {static_cast<int>((in_group / width * kClusterBlocks + cluster_rank()) * args.rows),
           first_token, num_left > 0 ? size : 0};
 }
@@ -192,6 +186,17 @@ __device__ void consume(const Args& args, const Shared& shared, const Tile& tile
                  buffer_bytes);
 }
 
+//! Of a tile of at most kTokens tokens.
+template <typename S, typename Weights, int kTokens = S::kTokens>
+__device__ void consume_tile(const Args& args, const Shared& shared, const Tile& tile, Ring& ring,
+                             uint32_t buffer, const uint8_t* buffer_bytes) {
+  if (tile.num_tokens == kTokens) {
+    consume<S, Weights, kTokens>(args, shared, tile, ring, buffer, buffer_bytes);
+  } else if constexpr (kTokens > S::kTokens / S::kParts) {
+    consume_tile<S, Weights, kTokens / 2>(args, shared, tile, ring, buffer, buffer_bytes);
+  }
+}
+
 #endif
 
 template <typename S, typename Weights>
@@ -229,15 +234,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     for (int piece = blockIdx.x / kClusterBlocks; piece < args.num_pieces;
          piece += gridDim.x / kClusterBlocks) {
       const Tile tile = find_tile<S>(args, piece);
-      if (tile.num_tokens == S::kTokens) {
-        consume<S, Weights, S::kTokens>(args, shared, tile, ring, buffer, buffer_bytes);
-      } else if constexpr (S::kSplits) {
-        if (tile.num_tokens == S::kTokens / 2) {
-          consume<S, Weights, S::kTokens / 2>(args, shared, tile, ring, buffer, buffer_bytes);
-        } else if (tile.num_tokens == S::kTokens / 4) {
-          consume<S, Weights, S::kTokens / 4>(args, shared, tile, ring, buffer, buffer_bytes);
-        }
-      }
+      consume_tile<S, Weights>(args, shared, tile, ring, buffer, buffer_bytes);
     }
   }
   cluster_sync();  // no block may go while the other still writes to it

@@ -16,12 +16,14 @@ constexpr int kMaxStages = 8;
 constexpr int kBufferPitch = 48;  //!< bytes of 16 outputs of a token, moved off the same banks
 
 //! kTokens x rows sums a block, in steps of kInner inner values, rows at most 64 a warpgroup.
-template <int kTokens_, int kInner_, int kWarpgroups_, bool kSplits_>
+template <int kTokens_, int kInner_, int kWarpgroups_, int kParts_>
 struct Shape {
   static constexpr int kTokens = kTokens_;
   static constexpr int kInner = kInner_;
   static constexpr int kWeightColumns = kInner < 128 ? kInner : 128;  //!< of a box
-  static constexpr bool kSplits = kSplits_;  //!< tiles of half and quarter the tokens too
+  //! What the last round's tiles may be cut into, by tokens. 1: nothing, and tiles have no more
+  //! rows than make even rounds.
+  static constexpr int kParts = kParts_;
   static constexpr int kConsumerWarps = kWarpgroups_ * 4;
   static constexpr int kThreads = (kConsumerWarps + 4) * 32;
   //! Registers of a thread, together no more than the block starts with; loading needs few.
@@ -29,7 +31,7 @@ struct Shape {
   static constexpr int kConsumerRegisters = kWarpgroups_ == 2 ? 240 : 112;
   static constexpr int kMaxRows = kWarpgroups_ * 64;
   //! Tokens of a box of the copy engine: half the smallest tile's.
-  static constexpr int kInputRows = (kSplits ? kTokens / 4 : kTokens) / kClusterBlocks;
+  static constexpr int kInputRows = kTokens / kParts / kClusterBlocks;
 };
 
 struct Args {
@@ -44,8 +46,8 @@ struct Args {
   int num_stages;
   int num_row_tiles;  //!< of a cluster
   int num_token_tiles;
-  int num_whole;   //!< pieces that are whole tiles
-  int num_halves;  //!< pieces that are halves; all others are quarters
+  int num_whole;  //!< pieces that are whole tiles; all others are parts of the tiles left
+  int num_parts;  //!< of such a tile, each with as many tokens
   int num_pieces;
 
   template <typename S>
