@@ -50,15 +50,14 @@ def test_counts_are_those_of_whole_texts(store, texts, chunk, monkeypatch):
 def test_hot_rows_are_those_read_most(store, texts, num_rows):
     row_bytes = packed_row_bytes(store.config.head_dim)
     counted = row_counts.count_rows(store.layout, store.token_map, texts)
-    found = row_counts.to_array(store.layout, counted, num_rows * row_bytes + row_bytes - 1)
+    budget = [num_rows * row_bytes + row_bytes - 1]
+    found = row_counts.to_array(store.layout, counted, budget)
     layers = zip(store.config.layer_ids, counted_one_by_one(store, texts), strict=True)
     for layer_idx, (layer_id, counter) in enumerate(layers):
         expected = sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:num_rows]
         of_layer = found[found["layer"] == layer_id]
         assert list(zip(of_layer["row"], of_layer["count"], strict=True)) == expected
-        orders = row_counts.shares(
-            store.layout, layer_idx, counted[layer_idx], num_rows * row_bytes
-        )
+        orders = row_counts.shares(store.layout, layer_idx, counted[layer_idx], budget)
         assert sum(order.hot_reads for order in orders) == sum(count for _, count in expected)
         assert sum(order.hot_rows for order in orders) == len(expected)
         assert sum(order.reads for order in orders) == counter.total()
@@ -68,10 +67,29 @@ def test_hot_rows_are_those_read_most(store, texts, num_rows):
 def test_shares_fall_by_order(store, texts):
     """Each token with enough before it reads n_heads rows of each order."""
     counted = row_counts.count_rows(store.layout, store.token_map, texts)
-    for order in row_counts.shares(store.layout, 0, counted[0], 0):
+    for order in row_counts.shares(store.layout, 0, counted[0], [0]):
         assert order.reads % store.config.n_heads == 0
         assert 0 < order.rows <= order.reads
         assert (order.hot_reads, order.hot_rows) == (0, 0)
+
+
+def test_a_budget_for_each_order(store, texts):
+    counted = row_counts.count_rows(store.layout, store.token_map, texts)
+    row_bytes = packed_row_bytes(store.config.head_dim)
+    limits = [5, 0, 17][: store.config.max_ngram_size - 1]
+    budgets = [limit * row_bytes for limit in limits]
+    found = row_counts.to_array(store.layout, counted, budgets)
+    everything = row_counts.to_array(store.layout, counted, [1 << 40])
+    for layer_idx, layer_id in enumerate(store.config.layer_ids):
+        offsets = store.layout.offsets[layer_idx][:: store.config.n_heads]
+        of_layer, of_all = (each[each["layer"] == layer_id] for each in (found, everything))
+        for order, limit in enumerate(limits):
+            hot, every = (
+                each[np.searchsorted(offsets, each["row"], side="right") - 1 == order]
+                for each in (of_layer, of_all)
+            )
+            np.testing.assert_array_equal(hot, every[:limit])
+        assert (np.diff(of_layer["count"]) <= 0).all()
 
 
 def test_command(run, files, store, tmp_path):
@@ -95,6 +113,8 @@ def test_command(run, files, store, tmp_path):
     ("words", "message"),
     [
         (("--text", "text", "--gib", "-1"), "--gib: expected 0 to 1e+06, found"),
+        (("--text", "text", "--gib", "1,x"), "--gib: expected 0 to 1e+06, found"),
+        (("--text", "text", "--gib", "1,1,1,1,1"), "those of n-gram orders 2 to"),
         (("--text", "missing"), "missing"),
         (("--text", "text", "--output", "text"), "text"),
     ],

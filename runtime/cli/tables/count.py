@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trtllm_engram.builder.files import refuse_to_replace, write_aside
+from trtllm_engram.plugins.errors import InputError
 
 from ...row_counts import OrderShare, count_rows, shares, to_array
 from ...store import open_store
@@ -35,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--gib",
-        type=shared_options.number(0, 1e6),
-        default=2.0,
-        help="of hot rows, of each table (default: 2)",
+        type=_budgets,
+        default=[2.0],
+        help="of hot rows, of each table, or A,B,...: of each n-gram order (default: 2)",
     )
     parser.add_argument(
         "--output",
@@ -55,7 +56,13 @@ def run(args: argparse.Namespace) -> int:
         store.check_output(args.output)
         refuse_to_replace(args.output, texts)
     layout = store.layout
-    hot_bytes = int(args.gib * _GIB)
+    num_orders = layout.config.max_ngram_size - 1
+    if len(args.gib) not in (1, num_orders):
+        raise InputError(
+            f"--gib: expected 1 or {num_orders} numbers, those of n-gram orders 2 to "
+            f"{num_orders + 1}, found {len(args.gib)}"
+        )
+    budgets = [int(gib * _GIB) for gib in args.gib]
     with console.progress(args, "counting", "texts") as report:
         tokens = []
         for done, name in enumerate(args.text, start=1):
@@ -63,27 +70,32 @@ def run(args: argparse.Namespace) -> int:
             report(done, len(args.text))
     counted = count_rows(layout, store.token_map, tokens)
     by_layer = {
-        layer_id: shares(layout, layer_idx, counted[layer_idx], hot_bytes)
+        layer_id: shares(layout, layer_idx, counted[layer_idx], budgets)
         for layer_idx, layer_id in enumerate(layout.config.layer_ids)
     }
     if args.output is not None:
         with write_aside(args.output) as scratch, scratch.open("wb") as file:
-            np.save(file, to_array(layout, counted, hot_bytes))
+            np.save(file, to_array(layout, counted, budgets))
     num_tokens = sum(text.size for text in tokens)
     if args.json:
         layers = [
             {"layer": layer_id, "orders": [share._asdict() for share in orders]}
             for layer_id, orders in by_layer.items()
         ]
-        console.print_json({"tokens": num_tokens, "hot_bytes": hot_bytes, "layers": layers})
+        console.print_json({"tokens": num_tokens, "hot_bytes": sum(budgets), "layers": layers})
         return 0
-    console.stdout().print(f"{num_tokens} tokens, hot rows of {args.gib:g} GiB a table")
+    console.stdout().print(f"{num_tokens} tokens, hot rows of {sum(args.gib):g} GiB a table")
     headings = (">layer", ">order", ">reads", ">rows", ">hot rows", ">answer")
     console.print_table(
         headings,
         [_line(layer_id, share) for layer_id, orders in by_layer.items() for share in orders],
     )
     return 0
+
+
+def _budgets(text: str) -> list[float]:
+    number = shared_options.number(0, 1e6)
+    return [number(part) for part in text.split(",")]
 
 
 def _line(layer_id: int, share: OrderShare) -> tuple[object, ...]:
