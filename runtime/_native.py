@@ -123,6 +123,16 @@ class HistoryArgs(ctypes.Structure):
     ]
 
 
+class HotRows(ctypes.Structure):
+    _fields_ = [
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("counts", c_void_p),
+        ("num_buckets", c_int64),
+    ]
+
+
 class LookupArgs(ctypes.Structure):
     _fields_ = [
         ("values", c_void_p),
@@ -142,6 +152,7 @@ class LookupArgs(ctypes.Structure):
         ("path", c_int32),
         ("values_in_host", c_int32),
         ("num_read_blocks", c_int32),
+        ("hot", HotRows),
     ]
 
 

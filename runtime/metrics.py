@@ -7,7 +7,8 @@
     answer(metrics.prometheus_text())               # of GET /metrics
 
 The share of unique rows is that of engram_rows_unique_total in engram_rows_examined_total; the hit
-rate of a table on disk is that of engram_hot_rows_total in it and engram_disk_rows_total.
+rate of a table on disk is that of engram_hot_rows_total in it and engram_disk_rows_total, that of a
+host table's rows in GPU memory engram_gpu_hot_rows_total in engram_gpu_rows_total.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ TABLE_BYTES = "engram_table_bytes"
 HOT_ROWS = "engram_hot_rows_total"
 DISK_ROWS = "engram_disk_rows_total"
 DISK_READS = "engram_disk_reads_total"
+GPU_ROWS = "engram_gpu_rows_total"
+GPU_HOT_ROWS = "engram_gpu_hot_rows_total"
 
 FAMILIES = {
     LOOKUPS: (COUNTER, "Calls that looked rows of a table up."),
@@ -47,6 +50,8 @@ FAMILIES = {
     HOT_ROWS: (COUNTER, "Rows of tables on disk that were found in RAM."),
     DISK_ROWS: (COUNTER, "Rows of tables on disk that were read from there."),
     DISK_READS: (COUNTER, "Reads that those took."),
+    GPU_ROWS: (COUNTER, "Rows of host tables with hot rows that GPUs looked for, by order."),
+    GPU_HOT_ROWS: (COUNTER, "Of these, those that were in GPU memory."),
 }
 # Sorting more would take longer than a GPU takes to read the rows.
 _EXAMINED_IDS = 1 << 14
@@ -92,10 +97,14 @@ class Metrics:
             if one["placement"] in ("host", "disk"):
                 share = num_blocks(one["head_dim"]) if one["scales"] == "device" else 0
                 on_gpu = on_gpu * share // packed_row_bytes(one["head_dim"])
+            hot = one.get("hot") or {"num_bytes": 0, "asked": {}, "found": {}}
             values = {
-                (TABLE_BYTES, _labels(table=table, place="gpu")): on_gpu,
+                (TABLE_BYTES, _labels(table=table, place="gpu")): on_gpu + hot["num_bytes"],
                 (TABLE_BYTES, _labels(table=table, place="host")): one["num_bytes"] - on_gpu,
             }
+            for name, rows in ((GPU_ROWS, hot["asked"]), (GPU_HOT_ROWS, hot["found"])):
+                for order, count in rows.items():
+                    values[name, _labels(table=table, order=order)] = count
             if disk := one.get("disk"):
                 labels = _labels(table=table)
                 values[HOT_ROWS, labels] = disk["hot_rows"]

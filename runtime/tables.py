@@ -97,6 +97,7 @@ class Tables:
         placement: str = "host",
         scales: str = "with_rows",
         hot_gib: float | None = None,
+        hot_rows: str | os.PathLike[str] | None = None,
         memory: str | None = None,
         pages: str | None = None,
         numa: str | None = None,
@@ -116,7 +117,10 @@ class Tables:
                 "device_sharded" (each rank's GPU holds a part, all read all) or "disk" (rows are
                 read from the store's files as they are asked for, by CPUs alone).
             scales: "with_rows", "device" or, of "disk" tables, "host": all in RAM.
-            hot_gib: of "disk" tables: GiB of RAM for rows that were read before (default: 1).
+            hot_gib: of "disk" tables: GiB of RAM for rows that were read before; of hot_rows: GiB
+                of each GPU's memory for them (default: 1).
+            hot_rows: of "host" tables: a file of `tables count --output`; GPUs hold the rows read
+                most, as many as hot_gib has room for.
             memory: of host tables: "memfd" (default), "shm", "cumem", "private", or "keeper": what
                 a process of `tables serve` holds.
             pages: "auto" (default), "4k" or "2m" (reserved huge pages).
@@ -135,6 +139,7 @@ class Tables:
             "placement": placement,
             "scales": scales,
             "hot_gib": hot_gib,
+            "hot_rows": hot_rows,
             "memory": memory,
             "pages": pages,
             "numa": numa,
@@ -212,7 +217,7 @@ class Tables:
         """What each name of this object's is: store, layer, fingerprint, content_id, num_rows,
         first_column, num_columns, head_dim, placement, scales, and what this rank has of it:
         memory, pages, numa, num_bytes, huge_bytes, rank, size, keeper, since, load_seconds,
-        registered_seconds, disk (engram.h says of each what it is)."""
+        registered_seconds, disk, hot (engram.h says of each what it is)."""
         everything = describe_tables()
         return {name: everything[name] for name in self._names if name in everything}
 
@@ -289,8 +294,9 @@ def _keys(*, store: str | os.PathLike[str] | Store, layer: int, **options: Any) 
         if store.manifest.checkpoint is not None:
             keys.setdefault("checkpoint", store.manifest.checkpoint)
         store = store.path
-    if "checkpoint" in keys:
-        keys["checkpoint"] = str(Path(keys["checkpoint"]).absolute())
+    for key in ("checkpoint", "hot_rows"):
+        if key in keys:
+            keys[key] = str(Path(keys[key]).absolute())
     return {"store": str(Path(store).absolute()), "layer": layer, **keys}
 
 

@@ -6,31 +6,14 @@ import numpy as np
 import pytest
 import reference
 from devices import DeviceArrays, Numpy, Torch, capture
+from lookup_cases import every_form, formula_rows, look_up, some_ids, twin
 
-from trtllm_engram.builder.formula import row_bytes
-from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
-from trtllm_engram.runtime import Tables, _native, gpus
-from trtllm_engram.runtime.call import Call
-from trtllm_engram.runtime.lookup_call import take_ids, to_bf16, to_mxfp8, to_packed
+from trtllm_engram.runtime import _native
 
-SORTED = _native.LookupPath.SORTED
-FORMS = ["bf16", "packed", "linear", "128x4"]
-every_form = pytest.mark.parametrize("form", FORMS)
+pytest_plugins = "lookup_fixtures"
 
 # Around a block's sizes, a run's pieces and a scale tile.
 TOKENS = [1, 2, 31, 33, 127, 129, 511, 512, 513, 1024, 1025, 8192, 8193]
-
-
-def look_up(form, table, ids, path=SORTED, blocks=0, **outs):
-    """`table` is what a call reads: LookupArgs without ids."""
-    call = Call("lookup", None, ids=ids, **outs)
-    args = take_ids(call, table())
-    args.path, args.num_read_blocks = path, blocks
-    if form == "bf16":
-        return [to_bf16(call, args)]
-    if form == "packed":
-        return [to_packed(call, args)]
-    return list(to_mxfp8(call, args, form))
 
 
 def table_of(values, scales, first_row=0):
@@ -46,15 +29,6 @@ def table_of(values, scales, first_row=0):
         )
 
     return view
-
-
-def twin(form, values, scales, ids, first_row=0):
-    if form == "bf16":
-        return [reference.lookup(values, scales, ids, first_row)]
-    if form == "packed":
-        return [reference.lookup_packed(values, scales, ids, first_row)]
-    row_values, row_scales = reference.lookup_mxfp8(values, scales, ids, first_row)
-    return [row_values, row_scales if form == "linear" else reference.scales_128x4(row_scales)]
 
 
 def check(form, values, scales, ids, first_row=0, **how):
@@ -145,35 +119,6 @@ def test_ids_of_one_layer():
     table = table_of(device.put(values), device.put(scales))
     (found,) = look_up("bf16", table, device.put(ids)[:, 1])
     np.testing.assert_array_equal(device.get(found), reference.lookup(values, scales, ids[:, 1]))
-
-
-@pytest.fixture(scope="module")
-def host_table(tmp_path_factory):
-    """(config, tables): one of about 20 MB that the GPU reads in host memory."""
-    config = config_of_size(20_000_000, layers=(1,))
-    folder = tmp_path_factory.mktemp("paths")
-    write_made_up_store(folder, config)
-    with Tables() as tables:
-        for scales in ("with_rows", "device") if gpus.probe_driver().gpus else ("with_rows",):
-            tables.bind(scales, folder, layer=1, scales=scales, formula_seed=3)
-        yield config, tables
-
-
-def some_ids(config, seed, num_tokens=700):
-    """Half of them of few rows, so that tokens share them, some of none."""
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, config.num_embeddings[0], (num_tokens, config.num_columns))
-    few = rng.integers(0, 50, ids.shape) * 31
-    kind = rng.random(ids.shape)
-    return np.where(kind < 0.5, few, np.where(kind < 0.55, -1, ids)).astype(np.int32)
-
-
-def formula_rows(config, ids):
-    """Values, scales and ids that find in them the rows of the table."""
-    rows, places = np.unique(ids[ids >= 0], return_inverse=True)
-    near = np.full(ids.shape, -1, np.int32)
-    near[ids >= 0] = places
-    return *row_bytes(config, 1, rows, 3), near
 
 
 def by_name(tables, form, name, ids):

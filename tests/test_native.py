@@ -33,6 +33,7 @@ STRUCTS = {
     "engram_exec": _native.Exec,
     "engram_hash_args": _native.HashArgs,
     "engram_history_args": _native.HistoryArgs,
+    "engram_hot_rows": _native.HotRows,
     "engram_lookup_args": _native.LookupArgs,
     "engram_stage_args": _native.StageArgs,
     "engram_project_args": _native.ProjectArgs,
@@ -62,7 +63,7 @@ def test_every_struct_is_bound():
 def test_struct(name, struct):
     body = re.search(rf"typedef struct {name} \{{(.*?)\}}", header())[1]
     fields = [
-        (field, ctypes.c_void_p if star else CTYPES[kind])
+        (field, ctypes.c_void_p if star else STRUCTS.get(kind) or CTYPES[kind])
         for kind, star, field in re.findall(r"(?:const )?(\w+)(\*?) (\w+);", body)
     ]
     assert struct._fields_ == fields

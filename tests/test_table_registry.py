@@ -75,6 +75,7 @@ def test_bind_describe_unbind(store: Path) -> None:
             "load_seconds": pytest.approx(0, abs=60),
             "registered_seconds": None,  # until a GPU asks
             "disk": None,
+            "hot": None,
         }
         assert described["ünïcode name"]["layer"] == 5
         tables.unbind("engram_1")

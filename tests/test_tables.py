@@ -59,6 +59,7 @@ def test_bind_and_describe(store):
             "size": 1,
             "keeper": None,
             "disk": None,
+            "hot": None,
         }
     assert describe_tables() == {}
     assert tables.describe() == {}

@@ -411,7 +411,7 @@ def test_load_from_disk_with_hot_rows(run):
     assert all(some > none for none, some in zip(*held.values(), strict=True))
     code, out, err = run("tables", "load", "store", "--hot-gib", "1")
     assert (code, out) == (2, "")
-    assert only_line(err).endswith("hot_gib: expected with placement disk, found host")
+    assert only_line(err).endswith("expected with placement disk or with hot_rows, found host")
 
 
 @pytest.mark.multiproc

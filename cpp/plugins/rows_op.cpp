@@ -159,6 +159,7 @@ cudaError_t RowsOp::gather(const Sizes& sizes, const void* hash_ids, void* const
   args.values = view_.values;
   args.scales = view_.scales;
   args.values_in_host = view_.values_in_host ? 1 : 0;
+  args.hot = view_.hot;
   args.ids = static_cast<const int32_t*>(hash_ids) + row_offset(layer_idx_, sizes['C']);
   args.out = outputs[0];
   if (num_outputs > 1) args.out_scales = static_cast<uint8_t*>(outputs[1]);

@@ -96,12 +96,12 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
         choices=shared_options.SCALES,
         help="of --placement (default: with_rows); host: in RAM",
     )
-    shared_options.add_hot_gib(parser)
+    shared_options.add_hot_rows(parser)
 
 
 def _placement_options(args: argparse.Namespace) -> dict[str, Any]:
     """Tables.bind's options that _add_placement's are; empty where none was given."""
-    names = ("placement", "scales", "hot_gib")
+    names = ("placement", "scales", "hot_gib", "hot_rows")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if options and "placement" not in options:
         raise InputError(f"--{next(iter(options)).replace('_', '-')}: expected with --placement")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from trtllm_engram.builder.model import HIDDEN_DTYPES
 from trtllm_engram.plugins.errors import InputError
@@ -49,12 +50,19 @@ def add_checkpoint(parser: argparse.ArgumentParser, store: str = "the store") ->
     parser.add_argument("--checkpoint", metavar="DIR", help=f"where {store}'s checkpoint lies now")
 
 
-def add_hot_gib(parser: argparse.ArgumentParser) -> None:
+def add_hot_rows(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hot-rows",
+        metavar="FILE.npy",
+        type=Path,
+        help="--placement host: rows that GPUs keep, of `tables count`",
+    )
     parser.add_argument(
         "--hot-gib",
         metavar="GIB",
         type=number(0, 1e6),
-        help="--placement disk: RAM for rows that were read before, of each table (default: 1)",
+        help="of each table, --placement disk: RAM for rows that were read before; --hot-rows: "
+        "memory of each GPU for them (default: 1)",
     )
 
 

@@ -39,7 +39,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         self._tables: Tables | None = None
-        self._on_disk = False
+        self._has_hot_rows = False
         # Of sequences that go on. A text that was given up stays until others have come: no more
         # are kept than Triton keeps open at a time, and one that is open was used later than it.
         self._pasts: OrderedDict[int, Past] = OrderedDict()
@@ -79,7 +79,7 @@ class TritonPythonModel:
                     self._keep(requests[place], read[place])
             for place, response in zip(places, made, strict=True):
                 responses[place] = response
-        if self._tables is not None and self._on_disk:  # its hits count on
+        if self._tables is not None and self._has_hot_rows:  # found ones count on
             self._executor.metrics.note_tables(self._tables.describe())
         self._published.update()
         return responses
@@ -97,7 +97,7 @@ class TritonPythonModel:
             self._tables = Tables.of_store(store, group=group, **settings.table)
         metrics = Metrics()
         described = self._tables.describe()
-        self._on_disk = any(one["disk"] for one in described.values())
+        self._has_hot_rows = any(one["disk"] or one["hot"] for one in described.values())
         metrics.note_tables(described)
         self._published = Published(pb, metrics, instance.labels)
         session = EngramSession(store, device, self._tables)

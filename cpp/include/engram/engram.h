@@ -136,6 +136,17 @@ typedef struct engram_history_args {
   int32_t max_ngram_size;
 } engram_history_args;
 
+/*! Rows of a table in host memory that a GPU's memory holds too. A row is in the bucket that
+ *  ops/hot_index.h says, or not there; its place among all keys is its place in the arrays. All in
+ *  memory of the GPU that looks up; a CPU looks at none of it. */
+typedef struct engram_hot_rows {
+  const int32_t* keys;   /*!< row ids [num_buckets, 8], -1: nothing there; 32-byte aligned */
+  const uint8_t* values; /*!< FP8 [num_buckets * 8, D]; 8-byte aligned */
+  const uint8_t* scales; /*!< E8M0 [num_buckets * 8, D/32]; NULL: those of the table are read */
+  uint64_t* counts;      /*!< [C, 2] rows looked for and found, added to; or NULL */
+  int64_t num_buckets;   /*!< below 2^31; 0: no hot rows */
+} engram_hot_rows;
+
 /*! engram_lookup: row ids to rows. Ids outside [first_row, first_row + num_rows) read as zeros, but
  *  INT32_MIN as NaN: value bytes 0x7F, scale bytes 0xFF. */
 typedef struct engram_lookup_args {
@@ -158,6 +169,7 @@ typedef struct engram_lookup_args {
   int32_t path;            /*!< engram_lookup_path; the CPU has one */
   int32_t values_in_host;  /*!< 1: the GPU reads values in host memory, over PCIe */
   int32_t num_read_blocks; /*!< of the sorted path; 0: as many as are fastest */
+  engram_hot_rows hot;     /*!< of row ids from first_row on, the same bytes as the table's */
 } engram_lookup_args;
 
 /*! engram_stage: packed rows to the operands of a block-scaled GEMM. */
@@ -323,8 +335,8 @@ ENGRAM_API engram_status engram_table_fault(const char* name);
 
 /*! Writes a JSON object {name: {store, layer, fingerprint, content_id, num_rows,
  *  first_column, num_columns, head_dim, placement, scales, memory, pages, numa, num_bytes,
- *  huge_bytes, rank, size, keeper, since, load_seconds, registered_seconds, disk}} with its zero
- *  into text[capacity]; *size is the bytes it needs, and nothing is written if they are more.
+ *  huge_bytes, rank, size, keeper, since, load_seconds, registered_seconds, disk, hot}} with its
+ *  zero into text[capacity]; *size is the bytes it needs, and nothing is written if they are more.
  *
  *  first_column is 0 but for heads = true, where num_rows and num_columns are this rank's;
  *  num_bytes is what this rank's arrays take in host and GPU memory; memory (the kind that the
@@ -333,7 +345,9 @@ ENGRAM_API engram_status engram_table_fault(const char* name);
  *  since is in seconds since 1970; registered_seconds is null where no GPU reads the memory;
  *  disk is null but for placement disk: {reads_by: io_uring or pread, hot_bytes and hot_capacity
  *  (rows) that may be kept in RAM, and counts since the table was bound: hot_rows found there,
- *  disk_rows, num_reads}. */
+ *  disk_rows, num_reads}; hot is null but for hot_rows: {num_rows and capacity on each GPU,
+ *  num_bytes on all of them, and since they were copied there asked and found, rows by n-gram
+ *  order ("2")}. */
 ENGRAM_API engram_status engram_table_describe(char* text, size_t capacity, size_t* size);
 
 /*! Loads the tables of a TOML text into host memory and hands them to processes of this user that

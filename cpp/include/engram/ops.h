@@ -52,7 +52,7 @@ void gate_cpu(const engram_gate_args& args, int num_threads);
 #if ENGRAM_CUDA
 //! fault: mapped word of the current device (fault.h), or null to report nothing.
 cudaError_t hash_cuda(const engram_hash_args& args, uint64_t* fault, cudaStream_t stream);
-//! By lookup_path; lookup_cuda is the direct one.
+//! By lookup_path; lookup_cuda is the direct one of tables without hot rows.
 cudaError_t lookup_by_path(const engram_lookup_args& args, cudaStream_t stream);
 cudaError_t history_cuda(const engram_history_args& args, uint64_t* fault, cudaStream_t stream);
 cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream);

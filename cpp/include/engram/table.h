@@ -33,6 +33,7 @@ struct TableInfo {
   int32_t layer = 0;         //!< the model's number of the layer
   int32_t first_column = 0;  //!< of hash ids' columns, the first that is read here
   int32_t num_columns = 0;   //!< C
+  int32_t num_heads = 0;     //!< H: columns of an n-gram order, counted over all ranks' columns
   int32_t head_dim = 0;      //!< D
   int64_t first_row = 0;     //!< row id of values[0]
   int64_t num_rows = 0;
@@ -46,9 +47,11 @@ struct TableView {
   const uint8_t* values = nullptr;
   const uint8_t* scales = nullptr;
   bool values_in_host = false;  //!< a GPU reads them over PCIe
+  engram_hot_rows hot = {};     //!< rows of these that the GPU's memory holds too
 };
 
 class DiskReader;
+class GpuHotRows;
 class HostMemory;
 
 //! The memory of one array of a table, or its file; freed with this object.
@@ -80,17 +83,19 @@ struct TableHistory {
 //! Arrays under what a store says of them.
 class Table {
  public:
-  //! `held` is freed after the arrays, `disk`, which reads them, before.
+  //! `held` is freed after the arrays; `disk` and `hot`, which read them, before.
   Table(TableOptions options, TableInfo info, TableHistory history,
         std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
-        std::shared_ptr<void> held, std::shared_ptr<DiskReader> disk = nullptr)
+        std::shared_ptr<void> held, std::shared_ptr<DiskReader> disk = nullptr,
+        std::shared_ptr<GpuHotRows> hot = nullptr)
       : options_(std::move(options)),
         info_(std::move(info)),
         history_(std::move(history)),
         held_(std::move(held)),
         values_(std::move(values)),
         scales_(std::move(scales)),
-        disk_(std::move(disk)) {}
+        disk_(std::move(disk)),
+        hot_(std::move(hot)) {}
 
   const TableInfo& info() const { return info_; }
   const TableOptions& options() const { return options_; }
@@ -104,6 +109,8 @@ class Table {
   TableView host_view() const;
   //! Null but for placement disk.
   DiskReader* disk() const { return disk_.get(); }
+  //! Null unless the options have hot_rows.
+  const GpuHotRows* hot() const { return hot_.get(); }
 
  private:
   //! That of arrays: GPU copies hold this rank's rows, other arrays all rows.
@@ -116,6 +123,7 @@ class Table {
   std::unique_ptr<TableArray> values_;
   std::unique_ptr<TableArray> scales_;
   std::shared_ptr<DiskReader> disk_;
+  std::shared_ptr<GpuHotRows> hot_;
 };
 
 using TablesByName = std::map<std::string, std::shared_ptr<const Table>>;

@@ -37,7 +37,10 @@ struct TableOptions {
   std::optional<MemoryKind> memory;
   bool keeper = false;  //!< host memory is what a keeper holds
   bool heads = false;   //!< a rank's table is its columns alone (parts.h, HeadSplit)
-  double hot_gib = 1;   //!< of kDisk: RAM for rows that were read before, in GiB
+  //! GiB for rows that lie a step nearer than the others: of kDisk RAM, for those read before; of
+  //! kHost the memory of each GPU, for those of the file hot_rows.
+  double hot_gib = 1;
+  std::string hot_rows;  //!< which rows texts read most (hot_file.h); empty: no GPU holds any
   PageKind pages = PageKind::kAuto;
   NumaPolicy numa;
   bool verify = false;                   //!< compare what is loaded with the store's sums

@@ -8,6 +8,7 @@
 #include "engram/layout.h"
 #include "engram/ops.h"
 #include "ops/convert_rows.h"
+#include "ops/hot_index.h"
 #include "ops/lookup_range.h"
 #include "ops/lookup_wide.h"
 #include "ops/row_runs.h"
@@ -200,6 +201,13 @@ void check_lookup_on_gpu(const engram_lookup_args& args) {
     check_aligned(args.values, "values", static_cast<uintptr_t>(lookup_read_bytes(args.form)));
   }
   if (args.form != ENGRAM_ROWS_PACKED) check_aligned(args.out, "out", 16);
+  check_range(args.hot.num_buckets, "hot.num_buckets", 0, INT32_MAX);
+  if (args.hot.num_buckets > 0) {
+    check_array(args.hot.keys, "hot.keys");
+    check_aligned(args.hot.keys, "hot.keys", alignof(HotBucket));
+    check_array(args.hot.values, "hot.values");
+    check_aligned(args.hot.values, "hot.values", 8);
+  }
   if (lookup_path(args) != ENGRAM_LOOKUP_SORTED) return;
   check_at_least(args.workspace_bytes, "workspace_bytes", lookup_workspace_bytes(args));
   check_array(args.workspace, "workspace");

@@ -28,15 +28,29 @@ int64_t lookup_workspace_bytes(const engram_lookup_args& args) {
 }
 
 #if ENGRAM_CUDA
-cudaError_t lookup_by_path(const engram_lookup_args& args, cudaStream_t stream) {
-  if (lookup_path(args) == ENGRAM_LOOKUP_DIRECT) return lookup_cuda(args, stream);
+namespace {
+
+cudaError_t lookup_direct(const engram_lookup_args& args, cudaStream_t stream) {
+  return args.hot.num_buckets > 0 ? lookup_hot(args, false, stream) : lookup_cuda(args, stream);
+}
+
+cudaError_t lookup_sorted(const engram_lookup_args& args, cudaStream_t stream) {
   if (args.num_tokens == 0) return cudaSuccess;
   const SegmentShape shape = segment_shape(args);
   const RunArrays arrays = run_arrays(shape, args.workspace);
-  const cudaError_t code = make_runs(args, shape, arrays, stream);
+  cudaError_t code = cudaSuccess;
+  if (args.hot.num_buckets > 0) code = lookup_hot(args, true, stream);
+  if (code == cudaSuccess) code = make_runs(args, shape, arrays, stream);
   if (code != cudaSuccess) return code;
   return read_runs(args, shape, arrays,
                    args.num_read_blocks > 0 ? args.num_read_blocks : kReadBlocks, stream);
+}
+
+}  // namespace
+
+cudaError_t lookup_by_path(const engram_lookup_args& args, cudaStream_t stream) {
+  const bool sorted = lookup_path(args) == ENGRAM_LOOKUP_SORTED;
+  return sorted ? lookup_sorted(args, stream) : lookup_direct(args, stream);
 }
 #endif
 

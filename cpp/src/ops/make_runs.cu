@@ -5,6 +5,7 @@
 #include <cub/block/block_radix_sort.cuh>
 #include <cub/block/block_scan.cuh>
 
+#include "hot_index.h"
 #include "launch.cuh"
 #include "row_runs.h"
 #include "table_row.cuh"
@@ -12,8 +13,10 @@
 namespace engram {
 namespace {
 
-constexpr uint32_t kNothing = 0xFFFFFFFFu;
-constexpr uint32_t kLost = kNothing - 1;
+// What is no row, in the order that it gets behind all rows.
+constexpr uint32_t kNothing = 0xFFFFFFFDu;
+constexpr uint32_t kLost = kNothing + 1;
+constexpr uint32_t kElsewhere = kLost + 1;  // a hot row, or no token: in no run
 
 //! Smallest and largest row that a segment's tokens want; smallest > largest where they want none.
 struct RowSpan {
@@ -32,15 +35,19 @@ __global__ void __launch_bounds__(kThreads)
     typename Scan::TempStorage scan;
   } scratch;
   __shared__ RowSpan span;
+  __shared__ int num_elsewhere;
   __shared__ uint32_t last_keys[kThreads];
 
   // Coordinates
   const int64_t segment = blockIdx.x;
   const int column = static_cast<int>(segment / shape.num_chunks);
   const int64_t first_token = row_offset(segment % shape.num_chunks, shape.chunk_tokens);
-  const int count =
+  const int num_places =
       static_cast<int>(max(int64_t{0}, min(shape.chunk_tokens, num_tokens - first_token)));
-  if (threadIdx.x == 0) span = {kNothing, 0};
+  if (threadIdx.x == 0) {
+    span = {kNothing, 0};
+    num_elsewhere = 0;
+  }
   __syncthreads();
 
   // Load rows
@@ -48,43 +55,47 @@ __global__ void __launch_bounds__(kThreads)
   uint16_t tokens[kItems];
   uint32_t smallest = kNothing;
   uint32_t largest = 0;
+  uint32_t num_hot = 0;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     const int place = i * kThreads + static_cast<int>(threadIdx.x);
     tokens[i] = static_cast<uint16_t>(place);
-    const int64_t row = place < count ? find_table_row(args, first_token + place, column) : kNoRow;
+    keys[i] = kElsewhere;
+    if (place >= num_places) continue;
+    const int64_t row = find_table_row(args, first_token + place, column);
     keys[i] = row == kNoRow ? kNothing : row == kLostId ? kLost : static_cast<uint32_t>(row);
     if (row < 0) continue;
+    if (is_hot(args, row)) {
+      keys[i] = kElsewhere;
+      ++num_hot;
+      continue;
+    }
     smallest = min(smallest, keys[i]);
     largest = max(largest, keys[i]);
   }
   smallest = __reduce_min_sync(0xFFFFFFFFu, smallest);
   largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+  num_hot = __reduce_add_sync(0xFFFFFFFFu, num_hot);
   if (threadIdx.x % 32 == 0) {
     atomicMin(&span.smallest, smallest);
     atomicMax(&span.largest, largest);
+    atomicAdd(&num_elsewhere, static_cast<int>(num_hot));
   }
   __syncthreads();
+  const int count = num_places - num_elsewhere;
 
-  // Keys of as few bits as the rows need; what has no row comes after all rows, no token at the end
+  // Keys of as few bits as the rows need
   const uint32_t base = span.smallest;
   const uint32_t no_row = span.largest >= base ? span.largest - base + 1 : 0;
-  const uint32_t lost = no_row + 1;
-  const uint32_t no_token = lost + 1;
+  const uint32_t lost = no_row + (kLost - kNothing);
+  const uint32_t elsewhere = no_row + (kElsewhere - kNothing);
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int place = i * kThreads + static_cast<int>(threadIdx.x);
-    if (keys[i] < kLost) {
-      keys[i] -= base;
-    } else if (keys[i] == kLost) {
-      keys[i] = lost;
-    } else {
-      keys[i] = place < count ? no_row : no_token;
-    }
+    keys[i] = keys[i] < kNothing ? keys[i] - base : no_row + (keys[i] - kNothing);
   }
 
   // Sort: each thread then has kItems places side by side
-  Sort(scratch.sort).Sort(keys, tokens, 0, 32 - __clz(static_cast<int>(no_token)));
+  Sort(scratch.sort).Sort(keys, tokens, 0, 32 - __clz(static_cast<int>(elsewhere)));
   last_keys[threadIdx.x] = keys[kItems - 1];
   __syncthreads();
 

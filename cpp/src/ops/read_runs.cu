@@ -10,9 +10,7 @@ namespace engram {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRunsInFlight = 8;   // of a warp
-constexpr int kRowChunkBytes = 8;  // of a lane
-constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
+constexpr int kRunsInFlight = 8;  // of a warp
 
 static_assert(kMaxRunTokens == 32, "each lane holds one token of a run");
 

@@ -2,7 +2,7 @@
 //! \file row_runs.h
 //! Runs: which tokens want one row, found on the device so that captured work adapts to its ids.
 //! A sorted lookup makes them (make_runs), then reads each row once, in the order of rows, and
-//! writes it to its run's tokens (read_runs).
+//! writes it to its run's tokens (read_runs). Hot rows are in no run: lookup_hot comes first.
 #pragma once
 
 #include <cstdint>
@@ -79,7 +79,11 @@ inline RunArrays run_arrays(const SegmentShape& shape, void* workspace) {
 }
 
 #if ENGRAM_CUDA
-//! Sorts the ids of each segment and writes its runs.
+//! Writes the hot rows of all columns and, unless hot_alone, whatever else there is to write, out
+//! of the table.
+cudaError_t lookup_hot(const engram_lookup_args& args, bool hot_alone, cudaStream_t stream);
+
+//! Sorts the ids of each segment and writes its runs, in which hot rows are left out.
 cudaError_t make_runs(const engram_lookup_args& args, const SegmentShape& shape,
                       const RunArrays& arrays, cudaStream_t stream);
 

@@ -10,6 +10,9 @@
 
 namespace engram {
 
+constexpr int kRowChunkBytes = 8;  //!< of a lane, where a warp has whole rows
+constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
+
 //! Row of the table, kNoRow or kLostId: any id, also one of an uninitialised array, reads inside
 //! the table.
 __device__ __forceinline__ int64_t find_table_row(const engram_lookup_args& args, int64_t token,

@@ -269,7 +269,9 @@ TablesByName bind_tables(const Bindings& bindings, const GroupOptions& group, Bi
 
 void check_tables(const Bindings& bindings) {
   if (bindings.failure) throw *bindings.failure;
-  for (const auto& [name, options] : bindings.tables) read_info(name, options);
+  for (const auto& [name, options] : bindings.tables) {
+    read_hot_ids(name, options, read_info(name, options));
+  }
 }
 
 }  // namespace engram

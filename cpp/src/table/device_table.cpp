@@ -1,57 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/device_table.h"
 
-#include <unistd.h>
-
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "cuda_support.h"
-#include "table/upload.h"
-
-#if ENGRAM_CUDA
-#include "cuda_handles.h"
-#include "engram/error.h"
+#include "table/device_bytes.h"
 #include "table/gpu_memory.h"
-#endif
+#include "table/upload.h"
 
 namespace engram {
 #if ENGRAM_CUDA
 namespace {
-
-//! GPU memory. A forked child's copy frees nothing: CUDA is its parent's.
-class DeviceBytes {
- public:
-  DeviceBytes() = default;
-  DeviceBytes(int device, int64_t num_bytes, const std::string& label)
-      : device_(device), owner_(getpid()) {
-    void* memory = nullptr;
-    const std::string what =
-        concat(label, ": expected ", num_bytes, " bytes of memory on GPU ", pci_bus_id(device));
-    check_cuda(cudaMalloc(&memory, static_cast<size_t>(num_bytes)), what.c_str());
-    bytes_ = static_cast<uint8_t*>(memory);
-  }
-  DeviceBytes(DeviceBytes&& other) noexcept { *this = std::move(other); }
-  DeviceBytes& operator=(DeviceBytes&& other) noexcept {
-    std::swap(bytes_, other.bytes_);
-    std::swap(device_, other.device_);
-    std::swap(owner_, other.owner_);
-    return *this;
-  }
-  ~DeviceBytes() {
-    if (bytes_ == nullptr || getpid() != owner_) return;
-    const OnGpu gpu(device_, std::nothrow);
-    forget_error(cudaFree(bytes_));
-  }
-
-  uint8_t* get() const { return bytes_; }
-
- private:
-  uint8_t* bytes_ = nullptr;
-  int device_ = 0;
-  pid_t owner_ = 0;
-};
 
 class Copies final : public DeviceArray {
  public:

@@ -213,8 +213,9 @@ TableInfo read_table_info(const std::string& store, int32_t layer, const std::st
   info.head_dim = config.integer32("engram_head_dim", 1);
   ENGRAM_CHECK(info.head_dim % kScaleBlock == 0, path, ": engram_head_dim: expected a multiple of ",
                kScaleBlock, ", found ", info.head_dim);
-  const int64_t num_columns = (config.integer32("engram_max_ngram_size", 2) - int64_t{1}) *
-                              config.integer32("engram_n_heads", 1);
+  info.num_heads = config.integer32("engram_n_heads", 1);
+  const int64_t num_columns =
+      (config.integer32("engram_max_ngram_size", 2) - int64_t{1}) * info.num_heads;
   ENGRAM_CHECK(num_columns <= INT32_MAX, path, ": expected fewer than 2^31 hash columns, found ",
                num_columns);
   info.num_columns = static_cast<int32_t>(num_columns);

@@ -6,6 +6,7 @@
 #include "engram/row.h"
 #include "engram/table.h"
 #include "table/bind.h"
+#include "table/gpu_hot_rows.h"
 #include "table/keeper.h"
 #include "table/log.h"
 #include "table/points.h"
@@ -17,7 +18,8 @@ namespace engram {
 TableView Table::view(int device) const {
   return from_first_row({.values = values_->on_device(device),
                          .scales = scales_->on_device(device),
-                         .values_in_host = options_.placement == Placement::kHost});
+                         .values_in_host = options_.placement == Placement::kHost,
+                         .hot = hot_ ? hot_->on_device(device) : engram_hot_rows{}});
 }
 
 TableView Table::host_view() const {
@@ -101,6 +103,8 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
                  "table '", table,
                  "': expected placement host, scales with_rows and memory memfd, ",
                  "shm or cumem for a keeper, found others");
+    ENGRAM_CHECK(options.hot_rows.empty(), "table '", table,
+                 "': hot_rows: expected of who binds with memory keeper, found it of the keeper");
     ENGRAM_CHECK(options.numa.kind != NumaPolicy::kGpu, "table '", table,
                  "': numa: expected a policy of one copy for a keeper, which holds each table ",
                  "once for all GPUs, found gpu");

@@ -10,6 +10,7 @@
 #include "ops/lookup_disk.h"
 #include "table/bind.h"
 #include "table/disk_reader.h"
+#include "table/gpu_hot_rows.h"
 #include "table/log.h"
 
 using namespace engram;
@@ -20,10 +21,28 @@ void fill(const TableView& view, const TableInfo& info, engram_lookup_args* args
   args->values = view.values;
   args->scales = view.scales;
   args->values_in_host = view.values_in_host ? 1 : 0;
+  args->hot = view.hot;
   args->first_row = info.first_row;
   args->num_rows = info.num_rows;
   args->num_columns = info.num_columns;
   args->head_dim = info.head_dim;
+}
+
+nlohmann::ordered_json describe_hot(const GpuHotRows& hot, const TableInfo& info) {
+  nlohmann::ordered_json asked = nlohmann::ordered_json::object();
+  nlohmann::ordered_json found = nlohmann::ordered_json::object();
+  const std::vector<HotCounts> counts = hot.counts();
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const int order = 2 + (info.first_column + static_cast<int>(i)) / info.num_heads;
+    const std::string key = std::to_string(order);
+    asked[key] = asked.value(key, uint64_t{0}) + counts[i].num_asked;
+    found[key] = found.value(key, uint64_t{0}) + counts[i].num_found;
+  }
+  return {{"num_rows", hot.num_rows()},
+          {"capacity", hot.capacity()},
+          {"num_bytes", hot.num_bytes()},
+          {"asked", asked},
+          {"found", found}};
 }
 
 nlohmann::ordered_json describe(const Table& table) {
@@ -50,7 +69,8 @@ nlohmann::ordered_json describe(const Table& table) {
                                   {"since", history.since},
                                   {"load_seconds", history.load_seconds},
                                   {"registered_seconds", nullptr},
-                                  {"disk", nullptr}};
+                                  {"disk", nullptr},
+                                  {"hot", nullptr}};
   if (!history.keeper.empty()) about["keeper"] = history.keeper;
   double registered = 0;
   for (const TableArray* const array : {&table.values(), &table.scales()}) {
@@ -73,6 +93,7 @@ nlohmann::ordered_json describe(const Table& table) {
                      {"disk_rows", counts.disk_rows},
                      {"num_reads", counts.num_reads}};
   }
+  if (const GpuHotRows* const hot = table.hot()) about["hot"] = describe_hot(*hot, info);
   return about;
 }
 

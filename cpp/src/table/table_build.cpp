@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/table_build.h"
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "cuda_support.h"
 #include "engram/error.h"
 #include "engram/row.h"
 #include "table/cumem.h"
 #include "table/disk_reader.h"
+#include "table/gpu_hot_rows.h"
+#include "table/hot_buckets.h"
+#include "table/hot_file.h"
 #include "table/points.h"
 #include "table/record.h"
 
@@ -39,6 +44,11 @@ int64_t bytes_here(const ArrayBuild& array, int rank) {
   return array.device ? array.device_bytes : array.source.file.num_bytes;
 }
 
+int64_t hot_bytes(const TableOptions& options) {
+  constexpr double kGibi = 1 << 30;
+  return static_cast<int64_t>(options.hot_gib * kGibi);
+}
+
 template <typename Fn>
 auto named(const std::string& name, const Fn& fn) {
   try {
@@ -64,8 +74,15 @@ TableInfo read_info(const std::string& name, const TableOptions& options) {
   });
 }
 
+std::vector<int32_t> read_hot_ids(const std::string& name, const TableOptions& options,
+                                  const TableInfo& info) {
+  if (options.hot_rows.empty()) return {};
+  return named(name, [&] { return read_hot_file(options.hot_rows, info.layer, info.num_rows); });
+}
+
 void TableBuild::read(const Seat& seat) {
   info_ = read_info(name_, options_);
+  hot_ids_ = read_hot_ids(name_, options_, info_);
   named(name_, [&] {
     const bool by_formula = options_.formula_seed.has_value();
     split_ = options_.heads ? split_heads(info_.column_rows, seat.rank, seat.size)
@@ -243,6 +260,7 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
                        info_.column_rows.begin() + split_.first_column + split_.num_columns};
   const std::shared_ptr<DiskReader> disk = named(name_, [&] { return make_reader(); });
   if (disk) history.num_bytes += disk->hot_rows().num_bytes();
+  std::shared_ptr<GpuHotRows> hot = make_hot_rows();
   const HostMemory* const memory = arrays_[0].host   ? arrays_[0].host->host_memory()
                                    : arrays_[1].host ? arrays_[1].host->host_memory()
                                                      : nullptr;
@@ -263,16 +281,33 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
            {"huge_bytes", history.huge_bytes},
            {"since", history.since}});
   return std::make_shared<const Table>(std::move(options_), std::move(info_), std::move(history),
-                                       take(arrays_[0]), take(arrays_[1]), std::move(held), disk);
+                                       take(arrays_[0]), take(arrays_[1]), std::move(held), disk,
+                                       std::move(hot));
 }
 
 std::shared_ptr<DiskReader> TableBuild::make_reader() const {
   const auto& [values, scales] = arrays_;
   if (!values.disk) return nullptr;
-  constexpr double kGibi = 1 << 30;
   return std::make_shared<DiskReader>(info_, *values.disk, scales.disk.get(),
                                       scales.host ? scales.host->memory().data() : nullptr,
-                                      static_cast<int64_t>(options_.hot_gib * kGibi));
+                                      hot_bytes(options_));
+}
+
+std::shared_ptr<GpuHotRows> TableBuild::make_hot_rows() const {
+  if (options_.hot_rows.empty()) return nullptr;
+  const HostMemory* const scales = arrays_[1].host ? arrays_[1].host->host_memory() : nullptr;
+  const HotSource source{.values = arrays_[0].host->memory().data(),
+                         .scales = scales != nullptr ? scales->data() : nullptr,
+                         .head_dim = info_.head_dim,
+                         .num_columns = info_.num_columns};
+  std::vector<int32_t> ids;
+  std::copy_if(hot_ids_.begin(), hot_ids_.end(), std::back_inserter(ids), [&](int32_t id) {
+    return id >= info_.first_row && id < info_.first_row + info_.num_rows;
+  });
+  const int64_t slot_bytes = info_.head_dim + int64_t{sizeof(int32_t)} +
+                             (scales != nullptr ? scales_per_row(info_.head_dim) : 0);
+  return std::make_shared<GpuHotRows>(source,
+                                      make_hot_buckets(ids, hot_bytes(options_) / slot_bytes));
 }
 
 }  // namespace engram

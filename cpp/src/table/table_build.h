@@ -38,6 +38,11 @@ struct ArrayBuild {
 //! What a store says of a table that is to be bound so. Throws Error, which names the table.
 TableInfo read_info(const std::string& name, const TableOptions& options);
 
+//! The rows of its file hot_rows, the most read first; none where it has no such file. Throws
+//! Error, which names the table.
+std::vector<int32_t> read_hot_ids(const std::string& name, const TableOptions& options,
+                                  const TableInfo& info);
+
 class TableBuild {
  public:
   TableBuild(std::string name, TableOptions options)
@@ -79,11 +84,14 @@ class TableBuild {
   void attach_kept(const Seat& seat);
   //! Null but for placement disk.
   std::shared_ptr<DiskReader> make_reader() const;
+  //! Null where the options have no hot_rows.
+  std::shared_ptr<GpuHotRows> make_hot_rows() const;
 
   std::string name_;
   TableOptions options_;
   TableInfo info_;
-  HeadSplit split_;  //!< this rank's columns: all, but for heads
+  std::vector<int32_t> hot_ids_;  //!< the most read first, of all columns
+  HeadSplit split_;               //!< this rank's columns: all, but for heads
   std::array<ArrayBuild, 2> arrays_;
   TablePlan plan_;
   std::optional<KeptTable> kept_;

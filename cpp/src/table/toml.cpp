@@ -143,20 +143,29 @@ class Keys {
   const std::string& folder_;
 };
 
-//! What is particular to placement disk, and what does not go with it.
-void read_disk(const Keys& keys, TableOptions* options) {
-  if (options->placement != Placement::kDisk) {
-    ENGRAM_CHECK(!keys.has("hot_gib"), keys.where(),
-                 ": hot_gib: expected with placement disk, found ",
-                 placement_name(options->placement));
-    ENGRAM_CHECK(keys.text("scales") != "host", keys.where(),
-                 ": scales: expected host with placement disk, found it with ",
-                 placement_name(options->placement));
-    return;
-  }
+//! Rows that lie nearer than the others.
+void read_hot(const Keys& keys, TableOptions* options) {
+  options->hot_rows = keys.path("hot_rows");
+  ENGRAM_CHECK(options->hot_rows.empty() || options->placement == Placement::kHost, keys.where(),
+               ": hot_rows: expected with placement host, found ",
+               placement_name(options->placement));
+  ENGRAM_CHECK(
+      !keys.has("hot_gib") || options->placement == Placement::kDisk || !options->hot_rows.empty(),
+      keys.where(), ": hot_gib: expected with placement disk or with hot_rows, found ",
+      placement_name(options->placement));
   options->hot_gib =
       keys.number("hot_gib", 0, kMaxGib, "GiB, 0 to 65536").value_or(options->hot_gib);
-  ENGRAM_CHECK(options->scales != Placement::kDevice, keys.where(),
+}
+
+//! What does not go with placement disk, or with no other.
+void check_disk(const Keys& keys, const TableOptions& options) {
+  if (options.placement != Placement::kDisk) {
+    ENGRAM_CHECK(keys.text("scales") != "host", keys.where(),
+                 ": scales: expected host with placement disk, found it with ",
+                 placement_name(options.placement));
+    return;
+  }
+  ENGRAM_CHECK(options.scales != Placement::kDevice, keys.where(),
                ": scales: expected with_rows or host with placement disk, found device");
   for (const char* const key : {"formula_seed", "verify"}) {
     ENGRAM_CHECK(!keys.has(key), keys.where(), ": ", key,
@@ -168,8 +177,9 @@ void read_disk(const Keys& keys, TableOptions* options) {
 TableOptions read_table(const toml::table& table, const std::string& where,
                         const std::string& folder) {
   const Keys keys(table, where, folder);
-  keys.check_known({"store", "checkpoint", "layer", "placement", "scales", "hot_gib", "memory",
-                    "pages", "numa", "verify", "formula_seed", "heads", "expect_content"});
+  keys.check_known({"store", "checkpoint", "layer", "placement", "scales", "hot_gib", "hot_rows",
+                    "memory", "pages", "numa", "verify", "formula_seed", "heads",
+                    "expect_content"});
   TableOptions options;
   options.store = keys.path("store");
   ENGRAM_CHECK(!options.store.empty(), where, ": store: expected a folder, found none");
@@ -188,7 +198,8 @@ TableOptions read_table(const toml::table& table, const std::string& where,
                                                   {"device", Placement::kDevice},
                                                   {"host", Placement::kHost}})
                        .value_or(options.placement);
-  read_disk(keys, &options);
+  read_hot(keys, &options);
+  check_disk(keys, options);
   if (keys.has("memory")) {
     using Memory = std::optional<MemoryKind>;
     options.memory = keys.choice<Memory>("memory", {{"memfd", MemoryKind::kMemfd},

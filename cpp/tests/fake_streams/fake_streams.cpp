@@ -137,6 +137,9 @@ cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
   stream->point.gathers.insert(last.number);
   return cudaSuccess;
 }
+cudaError_t lookup_hot(const engram_lookup_args&, bool, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
 cudaError_t make_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&,
                       cudaStream_t) {
   return cudaErrorNotSupported;

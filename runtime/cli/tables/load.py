@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="with_rows",
         help="device: scales in GPU memory, host: of disk tables, in RAM",
     )
-    shared_options.add_hot_gib(parser)
+    shared_options.add_hot_rows(parser)
     add_memory(
         parser,
         "memfd (default), shm, cumem, private, or keeper: attach to one",

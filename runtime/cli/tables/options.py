@@ -78,6 +78,7 @@ def _keys(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, di
         "placement",
         "scales",
         "hot_gib",
+        "hot_rows",
         "memory",
         "pages",
         "numa",

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! \file gpu_hot_rows.h
+//! Hot rows of a table in host memory: copies of some of its rows in the memory of each GPU that
+//! looks up in it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "engram/engram.h"
+#include "table/device_bytes.h"
+#include "table/hot_buckets.h"
+
+namespace engram {
+
+//! What hot rows are copied of.
+struct HotSource {
+  const uint8_t* values = nullptr;  //!< FP8, from row id 0 on, in host memory
+  const uint8_t* scales = nullptr;  //!< E8M0, or null: GPUs have all scales
+  int32_t head_dim = 0;
+  int32_t num_columns = 0;  //!< of the lookups, which are counted by them
+};
+
+//! Of a column, over all GPUs, since they have the rows.
+struct HotCounts {
+  uint64_t num_asked = 0;
+  uint64_t num_found = 0;
+};
+
+class GpuHotRows {
+ public:
+  //! Takes no memory of a GPU yet. The source lives as long as this object.
+  GpuHotRows(const HotSource& source, std::vector<HotBucket> buckets)
+      : source_(source), buckets_(std::move(buckets)), num_rows_(count_hot_rows(buckets_)) {}
+
+  //! What lookups on a device are told, which the first call copies to it. Thread-safe, and allowed
+  //! while any thread captures. Throws Error.
+  engram_hot_rows on_device(int device);
+
+  int64_t num_rows() const { return num_rows_; }
+  int64_t capacity() const { return row_offset(static_cast<int64_t>(buckets_.size()), kHotWays); }
+  //! On all GPUs that have them, the index included.
+  int64_t num_bytes() const;
+  //! [num_columns]; kernels that run may be counted later. Throws Error.
+  std::vector<HotCounts> counts() const;
+
+ private:
+  HotSource source_;
+  std::vector<HotBucket> buckets_;
+  int64_t num_rows_;
+#if ENGRAM_CUDA
+  struct Copy {
+    DeviceBytes keys, values, scales, counts;
+  };
+  int64_t count_bytes() const;
+  Copy copy_to(int device) const;  // the current one
+  void fill(const Copy& copy) const;
+
+  mutable std::mutex mutex_;
+  std::map<int, Copy> copies_;
+#endif
+};
+
+}  // namespace engram

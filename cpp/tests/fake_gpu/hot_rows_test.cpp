@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hot rows in the memory of GPUs that are made of host memory.
+#include <cstring>
+
+#include "../random.h"
+#include "doctest/doctest.h"
+#include "fake_gpus.h"
+#include "table/gpu_hot_rows.h"
+
+namespace engram {
+namespace {
+
+constexpr int kHeadDim = 64;
+constexpr int kNumScales = kHeadDim / kScaleBlock;
+constexpr int64_t kNumRows = 300000;
+constexpr int kColumns = 3;
+
+struct Rows {
+  std::vector<uint8_t> values = std::vector<uint8_t>(kNumRows * kHeadDim);
+  std::vector<uint8_t> scales = std::vector<uint8_t>(kNumRows * kNumScales);
+  std::vector<int32_t> ids;
+
+  explicit Rows(size_t num_ids) {
+    Random random(1);
+    for (uint8_t& byte : values) byte = static_cast<uint8_t>(random.integer(0, 255));
+    for (uint8_t& byte : scales) byte = static_cast<uint8_t>(random.integer(0, 255));
+    ids = random.integers<int32_t>(num_ids, 0, kNumRows - 1);
+  }
+
+  HotSource source(bool with_scales) const {
+    return {.values = values.data(),
+            .scales = with_scales ? scales.data() : nullptr,
+            .head_dim = kHeadDim,
+            .num_columns = kColumns};
+  }
+};
+
+TEST_CASE("hot rows: each GPU has the rows' bytes where lookups find them") {
+  fake::machine().visible = {"0000:1B:00.0", "0000:3B:00.0"};
+  const Rows rows(80000);  // more than a piece of the way
+  for (const bool with_scales : {true, false}) {
+    GpuHotRows hot(rows.source(with_scales), make_hot_buckets(rows.ids, 100000));
+    CHECK(hot.num_bytes() == 0);
+    CHECK(hot.num_rows() > 50000);
+    CHECK(hot.capacity() <= 100000);
+    for (const int device : {0, 1}) {
+      const engram_hot_rows there = hot.on_device(device);
+      CHECK(hot.on_device(device).values == there.values);
+      int64_t num_found = 0;
+      for (int32_t id = 0; id < kNumRows; ++id) {
+        const int64_t slot = find_hot_slot(there, id);
+        if (slot == kNoSlot) continue;
+        ++num_found;
+        REQUIRE(memcmp(there.values + row_offset(slot, kHeadDim),
+                       rows.values.data() + row_offset(id, kHeadDim), kHeadDim) == 0);
+        if (!with_scales) continue;
+        REQUIRE(memcmp(there.scales + row_offset(slot, kNumScales),
+                       rows.scales.data() + row_offset(id, kNumScales), kNumScales) == 0);
+      }
+      CHECK(num_found == hot.num_rows());
+      CHECK((there.scales != nullptr) == with_scales);
+      there.counts[2 * device] += 5;
+      there.counts[2 * device + 1] += 2;
+      there.counts[2 * 2] += 1;
+      const int64_t row_bytes = kHeadDim + (with_scales ? kNumScales : 0) + 4;
+      CHECK(hot.num_bytes() == (device + 1) * (hot.capacity() * row_bytes + kColumns * 16));
+    }
+    const std::vector<HotCounts> counts = hot.counts();
+    CHECK(counts[0].num_asked == 5);
+    CHECK(counts[1].num_found == 2);
+    CHECK(counts[2].num_asked == 2);
+    CHECK(counts[2].num_found == 0);
+  }
+}
+
+TEST_CASE("hot rows: without room for a bucket there are none, and nothing is taken") {
+  fake::machine().visible = {"0000:1B:00.0"};
+  const Rows rows(100);
+  GpuHotRows hot(rows.source(true), make_hot_buckets(rows.ids, 7));
+  CHECK(hot.on_device(0).num_buckets == 0);
+  CHECK(hot.num_bytes() == 0);
+}
+
+}  // namespace
+}  // namespace engram
