@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 
-from trtllm_engram.plugins.errors import EngramError
+from trtllm_engram.builder import EngramLayout
+from trtllm_engram.builder.made_up import config_of_size
+from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import ops
-from trtllm_engram.runtime.bench import GPU_BENCHES, gpu, report
+from trtllm_engram.runtime.bench import GPU_BENCHES, gpu, lookup_text, report
 from trtllm_engram.runtime.cli import main
 
 EMPTY, ONE, TWO = (gpu.Timing(us, us - 0.1, us + 0.1) for us in (3.0, 3.9, 4.5))
@@ -121,6 +124,34 @@ def test_paths_of_a_table_in_gpu_memory_are_not_explained(capsys):
     assert "--explain: expected with --place host, found device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", "a"], "--text: expected with --place host, found device"),
+        (["--place", "host", "--hot-text", "a"], "--hot-text: expected with --text, found it with"),
+        (["--place", "host", "--text", "a", "--hot-gib", "1"], "--hot-gib: expected with --hot-te"),
+        (["--place", "host", "--text", "a", "--explain"], "--explain: expected with random rows"),
+    ],
+)
+def test_texts_that_go_with_nothing(words, message, capsys):
+    assert main(["bench", "lookup", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_rows_of_texts(tmp_path):
+    """Those that `tables count` would count in a store of that layout, without a store."""
+    layout = EngramLayout(config_of_size(20_000_000, layers=(1,)))
+    (tmp_path / "text").write_text("Rows that texts read, and that texts read again. " * 30)
+    hashed = lookup_text.Hashed(layout)
+    text = hashed.tokens_of(tmp_path / "text")
+    rows, counts = np.unique(hashed.ids(text), return_counts=True)
+    hot = hashed.hot_rows([tmp_path / "text"], 50 * 264 / 2**30)
+    assert hot["row"].size == 50
+    np.testing.assert_array_equal(np.sort(hot["count"]), np.sort(counts[rows >= 0])[-50:])
+    with pytest.raises(InputError, match=f"expected at least {text.size + 1} tokens"):
+        hashed.tokens_of(tmp_path / "text", text.size + 1)
+
+
 def test_rivals_that_are_not_there(tmp_path, capsys):
     assert main(["bench", "lookup", "--rivals", str(tmp_path)]) == 2
     assert f"--rivals: {tmp_path}: expected vllm_engram.py, found none" in capsys.readouterr().err
@@ -159,6 +190,20 @@ def test_a_table_in_host_memory(explain, monkeypatch, capsys):
     assert {entry["T"] for entry in entries} == {1, 300}
     assert all(entry["ours_us"] > 0 and entry["read_ceiling_gb_s"] > 0 for entry in entries)
     assert {"direct", "sorted, 8"} <= {entry["rival"] for entry in entries} or not explain
+
+
+@pytest.mark.gpu
+def test_texts_and_the_rows_of_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "_TURNS", 2)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text(f"Text {name}, the beginning of which is all its own. " * 200)
+    monkeypatch.chdir(tmp_path)
+    argv = ["bench", "lookup", "--place", "host", "--tokens", "1,600", "--table-gb", "0.01"]
+    assert main([*argv, "--text", "a", "b", "--hot-text", "c", "--hot-gib", "0.01", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["results"]
+    assert {entry["row"][-6:] for entry in entries} == {"text a", "text b"}
+    assert {entry["rival"] for entry in entries} == {"no hot rows"}
+    assert all(entry["hot_share"] > 0 for entry in entries if entry["T"] == 600)
 
 
 @pytest.mark.gpu

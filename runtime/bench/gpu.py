@@ -86,6 +86,8 @@ class Case:
     depth: int = 1  # of reads that wait for each other: 2 where one says where the other is
     # Bytes a second of what bounds it, where that is not the GPU's memory; shares are of the first.
     read_rates: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # that go with the times, for JSON
+    note: str = ""  # the same, for readers
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from .rivals import VLLM, Rivals
 from .tables import made_up_store
 
 NAME = "bench"
-_LAYER = 1
-_SEED = 0
-_CHECKED_TOKENS = 64
+LAYER = 1
+SEED = 0
+CHECKED_TOKENS = 64
 _CEILING_BYTES = 1 << 30
 _EXPLAINED_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 132)
 
@@ -48,32 +48,33 @@ def cases(
     """explain: every path beside the one that is chosen."""
     torch = load_torch()
     torch.manual_seed(0)
-    config = config_of_size(int(table_gb * 1e9), layers=(_LAYER,))
+    config = config_of_size(int(table_gb * 1e9), layers=(LAYER,))
     layout = EngramLayout(config)
     with bound_table(table_gb):
-        table = HostTable(_native.table_view(NAME, torch.cuda.current_device()), bool(rivals))
+        table = HostTable(bool(rivals))
         rates = measure_rates(table.values)
         for count in tokens:
             ids = uniform_ids(layout, count, np.random.default_rng(count))
-            expected = made_up_rows(config, _LAYER, ids[:_CHECKED_TOKENS], _SEED)
+            expected = made_up_rows(config, LAYER, ids[:CHECKED_TOKENS], SEED)
             put = torch.tensor(ids, device="cuda")
             for case in _of_ids(put, table, rivals, explain, expected):
                 yield replace(case, read_rates=rates)
 
 
 @contextlib.contextmanager
-def bound_table(table_gb: float) -> Iterator[None]:
+def bound_table(table_gb: float, **options: Any) -> Iterator[Tables]:
     """NAME, a table of so many GB filled by the formula, with its scales in GPU memory."""
     with made_up_store(int(table_gb * 1e9)) as store, Tables() as tables:
-        tables.bind(NAME, store, layer=_LAYER, scales="device", formula_seed=_SEED)
-        yield
+        tables.bind(NAME, store, layer=LAYER, scales="device", formula_seed=SEED, **options)
+        yield tables
 
 
 class HostTable:
-    """What the contenders read: values in host memory, scales on both sides."""
+    """What the contenders read of the bound table: values in host memory, scales on both sides."""
 
-    def __init__(self, view: _native.LookupArgs, with_rivals: bool) -> None:
+    def __init__(self, with_rivals: bool) -> None:
         torch = load_torch()
+        view = _native.table_view(NAME, torch.cuda.current_device())
         rows = view.num_rows
         self.values = tensor_at(view.values, (rows, HEAD_DIM))
         self.host_scales = None
@@ -161,10 +162,15 @@ def _to_mxfp8(ids: Any) -> Case:
     return Case(row, num_tokens, num_bytes, {OURS: lambda: look_up(AUTO, outs[0])}, check)
 
 
-def look_up(ids: Any, out: Any, path: Path) -> Callable[[], Any]:
+def look_up(ids: Any, out: Any, path: Path, hot: bool = True) -> Callable[[], Any]:
+    """hot: with the hot rows that the table has."""
+
     def run() -> Any:
         call = Call("lookup", None, ids=ids, out=out)
-        return to_bf16(call, _args(call, path))
+        args = _args(call, path)
+        if not hot:
+            args.hot = _native.HotRows()
+        return to_bf16(call, args)
 
     return run
 

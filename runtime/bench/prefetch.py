@@ -27,7 +27,7 @@ from ..row import packed_row_bytes
 from .gpu import OURS, Case, Target, event_us, expect, load_torch
 from .layer import random_weights, torch_bf16
 from .lookup import COLUMNS, HEAD_DIM
-from .lookup_host import AUTO, NAME, HostTable, Path, bound_table, look_up, measure_rates
+from .lookup_host import AUTO, HostTable, Path, bound_table, look_up, measure_rates
 from .made_up_rows import uniform_ids
 from .timeline import Recorder, Span
 
@@ -55,8 +55,7 @@ def cases(
     layout = EngramLayout(config_of_size(int(table_gb * 1e9), layers=(1,)))
     gemms = _Gemms()
     with bound_table(table_gb):
-        view = _native.table_view(NAME, torch.cuda.current_device())
-        rates = measure_rates(HostTable(view, with_rivals=False).values)
+        rates = measure_rates(HostTable(with_rivals=False).values)
         for count in tokens:
             rng = np.random.default_rng(count)
             ids = [torch.from_numpy(uniform_ids(layout, count, rng)).cuda() for _ in range(2)]

@@ -94,6 +94,7 @@ def _entries(result: Result) -> list[Entry]:
         "ratio": None,
         "target": None,
         "met": None,
+        **result.case.facts,
     }
     targets = {target.against: target for target in result.case.targets}
     against = {name: timing.median for name, timing in result.timings.items() if name != OURS}

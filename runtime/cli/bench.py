@@ -20,7 +20,17 @@ from rich.text import Text
 from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
-from ..bench import GPU_BENCHES, gpu, lookup_disk, lookup_host, prefetch, report, tables, timeline
+from ..bench import (
+    GPU_BENCHES,
+    gpu,
+    lookup_disk,
+    lookup_host,
+    lookup_text,
+    prefetch,
+    report,
+    tables,
+    timeline,
+)
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
 from ..bench.ops import bench_hash, bench_lookup
@@ -35,15 +45,17 @@ _OPS_TABLE_GB = 2.0
 _GPU_TABLE_GB = 13.0
 _HOST_TABLE_GB = 71.0  # 64 GiB of values
 _FILE_GB = 2.0
+_HOT_GIB = 2.0
 _RANKS = 4
 _STYLES = {True: "green", False: "yellow", None: ""}  # of a target met, missed, or none
+_TEXT_OPTIONS = ("text", "hot_text", "hot_gib")
 # The options of each kind of benchmark that not all have.
 _OPTIONS = {
     "ops": ("file_gb", "dir"),
     "tables": ("file_gb", "dir", "ranks", "memory"),
     "serving": bench_serving.OPTIONS,
     "gpu": ("tokens", "rivals", "plot", "output"),
-    "lookup": ("tokens", "rivals", "plot", "output", "place", "explain"),
+    "lookup": ("tokens", "rivals", "plot", "output", "place", "explain", *_TEXT_OPTIONS),
     "prefetch": ("tokens", "plot", "output"),
     "disk": ("tokens", "place", "file_gb", "dir"),
 }
@@ -121,6 +133,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="lookup --place host: every path beside the one that is chosen",
     )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="lookup --place host: rows that these texts read, in place of random ones",
+    )
+    parser.add_argument(
+        "--hot-text",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="lookup --text: the rows that these others read most are kept by the GPU",
+    )
+    parser.add_argument(
+        "--hot-gib",
+        metavar="GIB",
+        type=shared_options.number(0, 1e6),
+        help=f"lookup --hot-text: of its memory for them (default: {_HOT_GIB:g})",
+    )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="GPU: write a picture (PNG)")
     parser.add_argument(
         "--output",
@@ -148,8 +180,7 @@ def run(args: argparse.Namespace) -> int:
         args.file_gb = _FILE_GB
     if args.ranks is None:
         args.ranks = _RANKS
-    if args.explain and args.place != "host":
-        raise InputError(f"--explain: expected with --place host, found {args.place or 'device'}")
+    _check_lookup(args)
     runners = {
         "ops": _run_ops,
         "tables": _run_tables,
@@ -160,6 +191,19 @@ def run(args: argparse.Namespace) -> int:
         "disk": _run_disk,
     }
     return runners[kind](args)
+
+
+def _check_lookup(args: argparse.Namespace) -> None:
+    for option in ("explain", "text"):
+        if getattr(args, option) and args.place != "host":
+            found = args.place or "device"
+            raise InputError(f"--{option}: expected with --place host, found {found}")
+    if args.explain and args.text:
+        raise InputError("--explain: expected with random rows, found --text")
+    if args.hot_text and not args.text:
+        raise InputError("--hot-text: expected with --text, found it without")
+    if args.hot_gib is not None and not args.hot_text:
+        raise InputError("--hot-gib: expected with --hot-text, found it without")
 
 
 def _run_gpu(args: argparse.Namespace) -> int:
@@ -202,6 +246,10 @@ def _cases(
 ) -> Iterator[gpu.Case]:
     if name == "prefetch":
         return prefetch.cases(tokens, args.table_gb, timelines)
+    if args.text:
+        hot_gib = _HOT_GIB if args.hot_gib is None else args.hot_gib
+        texts = lookup_text.Texts(args.text, args.hot_text or [], hot_gib)
+        return lookup_text.cases(tokens, args.table_gb, rivals, texts)
     if args.place == "host":
         return lookup_host.cases(tokens, args.table_gb, rivals, bool(args.explain))
     module = importlib.import_module(f"..bench.{name}", __package__)
@@ -246,7 +294,7 @@ def _gpu_line(result: gpu.Result, rivals: list[str]) -> list[object]:
     for name in rivals:
         rival_us = result.timings[name].median
         line += [f"{rival_us:.1f}", f"{ours.median / rival_us:.2f}"]
-    notes = Text()
+    notes = Text(f"{result.case.note}  " if result.case.note else "")
     for target in result.case.targets:
         against_us = result.against_us(target)
         if against_us is not None:

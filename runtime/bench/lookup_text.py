@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a table in host memory that texts read, the most read of other texts kept by the GPU.
+
+Token ids are those of the usual tokenizer, row ids the hash's, in a table that the formula fills as
+in lookup_host. The hot rows are counted in texts that are not measured; beside ours stands the same
+lookup without them, and the rival, which has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_engram.builder import EngramLayout
+from trtllm_engram.builder.made_up import config_of_size
+from trtllm_engram.builder.synthesize import default_tokenizer
+from trtllm_engram.builder.token_map import load_token_map
+from trtllm_engram.plugins.errors import InputError
+
+from .. import ops, row_counts
+from ..row import packed_row_bytes
+from ..tables import Tables
+from ..text import encode, encode_all, read_text
+from .gpu import OURS, Case, Target, expect, load_torch
+from .lookup import COLUMNS, HEAD_DIM
+from .lookup_host import (
+    AUTO,
+    CHECKED_TOKENS,
+    LAYER,
+    NAME,
+    SEED,
+    HostTable,
+    bound_table,
+    look_up,
+    measure_rates,
+)
+from .made_up_rows import made_up_rows
+from .rivals import VLLM, Rivals
+
+_GIB = 1 << 30
+_COLD = "no hot rows"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is looked up, and what is kept: files, and GiB of GPU memory."""
+
+    measured: Sequence[Path]
+    counted: Sequence[Path]
+    hot_gib: float
+
+
+def cases(
+    tokens: Sequence[int], table_gb: float, rivals: Rivals | None, texts: Texts
+) -> Iterator[Case]:
+    config = config_of_size(int(table_gb * 1e9), layers=(LAYER,))
+    layout = EngramLayout(config)
+    hashed = Hashed(layout)
+    measured = {path: hashed.tokens_of(path, max(tokens)) for path in texts.measured}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-"))
+        options: dict[str, Any] = {}
+        if texts.counted:
+            hot_rows = Path(folder, "hot.npy")
+            np.save(hot_rows, hashed.hot_rows(texts.counted, texts.hot_gib))
+            options = {"hot_rows": hot_rows, "hot_gib": texts.hot_gib}
+        tables = stack.enter_context(bound_table(table_gb, **options))
+        table = HostTable(bool(rivals))
+        rates = measure_rates(table.values)
+        for path, text in measured.items():
+            for count in tokens:
+                ids = hashed.ids(text[:count])
+                expected = made_up_rows(config, LAYER, ids[:CHECKED_TOKENS], SEED)
+                case = _case(f"text {path.stem}", ids, table, rivals, expected)
+                share = _hot_share(tables, ids)
+                yield replace(
+                    case, read_rates=rates, facts={"hot_share": share}, note=f"{share:.0%} hot"
+                )
+
+
+class Hashed:
+    """Texts as token ids and row ids of a made-up layout."""
+
+    def __init__(self, layout: EngramLayout) -> None:
+        self._layout = layout
+        self._tokenizer = default_tokenizer()
+        self._token_map = load_token_map(self._tokenizer)
+
+    def tokens_of(self, path: Path, least: int = 0) -> npt.NDArray[np.int32]:
+        text = encode(self._tokenizer, read_text(str(path)))
+        if text.size < least:
+            raise InputError(f"{path}: expected at least {least} tokens, found {text.size}")
+        return text
+
+    def ids(self, text: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """int32 [T, C] of the layer."""
+        positions = np.arange(text.size, dtype=np.int64)
+        ends = np.array([0, text.size], np.int32)
+        ids: npt.NDArray[np.int32] = ops.hash_ids(
+            self._layout, self._token_map, text, positions, ends
+        )
+        return np.ascontiguousarray(ids[:, 0])
+
+    def hot_rows(self, paths: Sequence[Path], gib: float) -> npt.NDArray[np.void]:
+        texts = encode_all(self._tokenizer, [read_text(str(path)) for path in paths])
+        counted = row_counts.count_rows(self._layout, self._token_map, texts)
+        return row_counts.to_array(self._layout, counted, [int(gib * _GIB)])
+
+
+def _case(
+    row: str, ids: npt.NDArray[np.int32], table: HostTable, rivals: Rivals | None, expected: Any
+) -> Case:
+    torch = load_torch()
+    put = torch.tensor(ids, device="cuda")
+    num_tokens = len(ids)
+    first, others = (
+        torch.zeros((num_tokens, COLUMNS * HEAD_DIM), dtype=torch.bfloat16, device="cuda")
+        for _ in range(2)
+    )
+    contenders = {OURS: look_up(put, first, AUTO), _COLD: look_up(put, others, AUTO, hot=False)}
+    if rivals:
+        contenders[VLLM] = rivals.vllm_lookup(table.values, table.host_scales, put, others)
+    row = f"host lookup to BF16, {row}"
+
+    def check(name: str, rows: Any) -> None:
+        few = rows[: len(expected)].view(torch.int16).cpu().numpy()
+        right = np.array_equal(few, expected.view(np.int16))
+        same = torch.equal(rows.view(torch.int16), first.view(torch.int16))
+        others.zero_()  # the next one is to write it all
+        expect(right and same, row, num_tokens, name)
+
+    targets = [Target(VLLM, ratio=1 / 6)] if num_tokens == 8192 else []
+    return Case(row, num_tokens, ids.size * packed_row_bytes(HEAD_DIM), contenders, check, targets)
+
+
+def _hot_share(tables: Tables, ids: npt.NDArray[np.int32]) -> float:
+    """Of the rows that one lookup reads, those that the GPU has."""
+
+    def counted() -> tuple[int, int]:
+        hot = tables.describe()[NAME]["hot"] or {"asked": {}, "found": {}}
+        return sum(hot["asked"].values()), sum(hot["found"].values())
+
+    before = counted()
+    put = load_torch().tensor(ids, device="cuda")
+    tables.lookup(NAME, put)
+    load_torch().cuda.synchronize()
+    asked, found = (after - once for after, once in zip(counted(), before, strict=True))
+    return found / asked if asked else 0.0
