@@ -136,7 +136,7 @@ def test_requests_of_any_sizes_side_by_side(server, store):
         )
     for _ in asked:
         number, result, error = answers.get(timeout=PATIENCE)
-        assert error is None
+        assert error is None, error
         answered(store, asked[number], result)
 
 
@@ -205,6 +205,12 @@ def test_what_is_missing_is_said_and_the_server_lives(tmp_path, store, plan, mis
         *options,
         environment=environment(tables),
     ) as server:
-        assert not server.connect("http").is_model_ready("engram")
+        connection = server.connect("grpc")
+        if missing == "plugin":
+            assert not connection.is_model_ready("engram")
+        # TensorRT 10.6 makes a context that lacks its table: such a model is ready.
+        inputs = request(store, text_of(store, 9), 0, NOTHING)
+        with pytest.raises(client("grpc").InferenceServerException):
+            connection.infer("engram", wrap(inputs))
         assert server.process.poll() is None
         assert ("EngramHash" if missing == "plugin" else "engram_5") in server.log()

@@ -154,6 +154,9 @@ class Plugin : public IPluginV3,
                   const void* const* inputs, void* const* outputs, void* workspace,
                   cudaStream_t stream) noexcept override {
     return guarded(spec_.name, "enqueue", [&] {
+      // TensorRT 10.6 goes on with a plugin whose attachToContext failed.
+      ENGRAM_CHECK(fault_ != nullptr || phase_ == TensorRTPhase::kBUILD,
+                   "expected a plugin attached to an execution context, found one that is not");
       const Sizes sizes = match_sizes(
           op_->inputs(),
           [input_descs](size_t i) -> const nvinfer1::Dims& { return input_descs[i].dims; });

@@ -112,6 +112,25 @@ TEST_CASE_FIXTURE(Fixture, "a fault of the device is EngramHash's to return, and
   }
 }
 
+TEST_CASE_FIXTURE(Fixture, "a plugin that is not attached runs while building alone") {
+  const auto make = [](TensorRTPhase phase) {
+    return Plugin("EngramLookup", fields_of("EngramLookup"), phase);
+  };
+  const auto gather = [&](const Plugin& plugin) {
+    out.fill(7);
+    return plugin.enqueue(kIds, {ids.data()}, {out.data()}, stream);
+  };
+  const Plugin original = make(TensorRTPhase::kRUNTIME);
+  const Plugin clone = original.clone();
+  for (const Plugin* const plugin : {&original, &clone}) {
+    CHECK(gather(*plugin) != 0);
+    CHECK(take_log().find("EngramLookup.enqueue: expected a plugin attached to an execution "
+                          "context") != std::string::npos);
+    CHECK(out.front() == 7);
+  }
+  CHECK(gather(make(TensorRTPhase::kBUILD)) == 0);
+}
+
 TEST_CASE_FIXTURE(Fixture, "a clone has its original's table, whatever the name means by then") {
   const Plugin original = attach("EngramLookup");
   const std::weak_ptr<const Table> table = registry().find(kTable);
