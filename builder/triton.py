@@ -106,15 +106,19 @@ def python_config(config: EngramConfig, serving: Serving) -> Message:
         "output": outputs,
         "instance_group": [serving.instance_group()],
         **(sequence_batching() if serving.sequences else {"dynamic_batching": {}}),
-        "parameters": _parameters(serving.parameters),
+        "parameters": parameters(serving.parameters),
     }
 
 
 def write_model(
-    repository: str | os.PathLike[str], name: str, config: Message, files: Mapping[str, bytes]
+    repository: str | os.PathLike[str],
+    name: str,
+    config: Message,
+    files: Mapping[str, bytes],
+    links: Mapping[str, Path] | None = None,
 ) -> Path:
-    """Writes repository/name, a new model with these files by their paths in its folder ("1" is its
-    version), whole or not at all; config.pbtxt comes last."""
+    """Writes repository/name, a new model with these files, and links to others, by their paths in
+    its folder ("1" is its version), whole or not at all; config.pbtxt comes last."""
     if name in ("", ".", "..") or any(sign in name for sign in "/\0"):
         raise InputError(f"--name: expected a folder's name, found {name!r}")
     folder = Path(repository) / name
@@ -125,6 +129,8 @@ def write_model(
             file.touch(mode=0o644)  # the tables' file may be written by its owner alone
             file.write_bytes(content)
             sync(file)
+        for path, target in (links or {}).items():
+            (folder / path).symlink_to(target)
         (folder / CONFIG_FILE).write_text(to_pbtxt(config), encoding="utf-8")
         sync(folder / CONFIG_FILE)
         sync(folder)
@@ -153,7 +159,6 @@ def sequence_batching(**others: Any) -> Message:
     }
 
 
-def _parameters(parameters: Mapping[str, str]) -> list[Message]:
-    return [
-        {"key": key, "value": {"string_value": value}} for key, value in sorted(parameters.items())
-    ]
+def parameters(values: Mapping[str, str]) -> list[Message]:
+    """The field of a model's own parameters."""
+    return [{"key": key, "value": {"string_value": value}} for key, value in sorted(values.items())]

@@ -12,6 +12,9 @@ The backend joins the tokens of the requests of a batch, and their residual stre
 cu_seqlens it makes of the numbers of tokens, and by these it shares the outputs out. A request is
 one text: a batch of its own of more rows than one has no boundaries between them.
 
+What is joined must fit the engine. Triton asks BATCHER_FILE, this library, about every request that
+it may add to a batch (cpp/src/triton_batcher.cpp); with sequences it takes no such library.
+
 With sequences, next_lookback_ids is the state that Triton hands to lookback_ids of the sequence's
 next request; its first request has -1, nothing, in initial_state/.
 """
@@ -23,17 +26,27 @@ import numpy as np
 from trtllm_engram.builder.config import EngramConfig
 from trtllm_engram.builder.model import hidden_name, hidden_out_name
 from trtllm_engram.builder.pbtxt import Word
-from trtllm_engram.builder.triton import TYPES, Message, Serving, sequence_batching, tensor
+from trtllm_engram.builder.triton import (
+    TYPES,
+    Message,
+    Serving,
+    parameters,
+    sequence_batching,
+    tensor,
+)
 
 PLAN_FILE = "model.plan"
 # Within the model's folder.
 NO_PAST_FILE = "initial_state/no_past"
 TABLES_FILE = "tables.toml"
+BATCHER_FILE = "batchstrategy.so"
+MAX_TOKENS = "max_tokens"  # the parameter that it reads
 _PROFILES = ["0", "1"]  # decode and prefill, of builder.engine.default_profiles
 
 
 def tensorrt_config(config: EngramConfig, serving: Serving) -> Message:
-    """config.pbtxt for an engine with this residual dtype and at least max_batch requests."""
+    """config.pbtxt for an engine with this residual dtype and at least max_batch requests.
+    Parameters: MAX_TOKENS, of the engine, where there are no sequences."""
     window = [config.max_ngram_size - 1]
     hidden = TYPES[serving.hidden_dtype]
     residual = [-1, config.hc_mult, config.hidden_size]
@@ -70,7 +83,7 @@ def tensorrt_config(config: EngramConfig, serving: Serving) -> Message:
         **(
             sequence_batching(state=[_state(window)])
             if serving.sequences
-            else {"dynamic_batching": {}}
+            else {"dynamic_batching": _closed_when_queued(serving.max_batch)}
         ),
         "optimization": {
             "cuda": {
@@ -78,6 +91,7 @@ def tensorrt_config(config: EngramConfig, serving: Serving) -> Message:
                 "graph_spec": [_graph(config, size) for size in sorted({1, serving.max_batch})],
             }
         },
+        **({"parameters": parameters(serving.parameters)} if serving.parameters else {}),
     }
 
 
@@ -88,6 +102,12 @@ def no_past(config: EngramConfig) -> bytes:
 
 def _ragged(name: str, data_type: str, dims: list[int]) -> Message:
     return tensor(name, data_type, dims) | {"allow_ragged_batch": True}
+
+
+def _closed_when_queued(max_batch: int) -> Message:
+    """Triton lets a batch that waits for an instance grow, and counts its tokens from zero again,
+    unless its size is one that is preferred."""
+    return {"preferred_batch_size": list(range(1, max_batch + 1))}
 
 
 def _state(window: list[int]) -> Message:

@@ -195,6 +195,7 @@ BAD = {
     "triton: no engine": (*TRITON, "--form", "tensorrt"),
     "triton: tensorrt on the CPU": (*TRITON, *ENGINE, "--device", "cpu"),
     "triton: tensorrt without text": (*TRITON, *ENGINE, "--no-text"),
+    "triton: tensorrt of an engine that is none": (*TRITON, *ENGINE),
     "triton: engine missing": (*TRITON, "--form", "tensorrt", "--engine", "nowhere"),
     "size: no config": ("size", "text"),
     "size: nodes": ("size", "--nodes", "0"),

@@ -14,6 +14,13 @@ from trtllm_engram.plugins import library_path
 from trtllm_engram.runtime import _native
 
 EXPORTS = {"getCreators", "getPluginCreators", "setLoggerFinder"}
+STRATEGY = {
+    f"TRITONBACKEND_Model{name}"
+    for name in (
+        *("BatchIncludeRequest", "BatchInitialize", "BatchFinalize"),
+        *("BatcherInitialize", "BatcherFinalize"),
+    )
+}
 
 
 def binutils(*command: str) -> str:
@@ -28,7 +35,7 @@ def exports() -> set[str]:
 
 
 def test_exports_nothing_else(exports: set[str]) -> None:
-    assert {name for name in exports if not name.startswith("engram_")} <= EXPORTS
+    assert {name for name in exports if not name.startswith("engram_")} <= EXPORTS | STRATEGY
 
 
 def test_exports_every_declared_function(exports: set[str]) -> None:
@@ -42,6 +49,10 @@ def test_exports_what_tensorrt_looks_up(exports: set[str]) -> None:
     if not _native.build_info()["cuda"]:
         pytest.skip("the library is built for the CPU alone, without plugins")
     assert exports >= EXPORTS
+
+
+def test_exports_what_triton_looks_up(exports: set[str]) -> None:
+    assert exports >= STRATEGY
 
 
 def test_needs_only_system_libraries() -> None:

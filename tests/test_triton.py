@@ -78,21 +78,26 @@ def test_a_repository(run, files):
 
 
 TENSORRT = ("--form", "tensorrt", "--engine", "text")
+MAX_TOKENS = ("--max-tokens", "131")
 
 
 def test_a_repository_of_the_tensorrt_form(run, files):
     words = ("triton", "store", "--model-repository", "trt", "--device", "cuda:1,cuda:3")
-    code, out, _ = run(*words, *TENSORRT, "--numa", "interleave", "--json")
+    code, out, _ = run(*words, *TENSORRT, *MAX_TOKENS, "--numa", "interleave", "--json")
     assert code == 0
     assert names_below(files / "trt/engram") == [
         "1",
         "1/model.plan",
+        "batchstrategy.so",
         "config.pbtxt",
         "initial_state",
         "initial_state/no_past",
         "tables.toml",
     ]
     assert (files / "trt/engram/1/model.plan").read_bytes() == (files / "text").read_bytes()
+    assert (files / "trt/engram/batchstrategy.so").samefile(library_path())
+    config = (files / "trt/engram/config.pbtxt").read_text()
+    assert 'key: "max_tokens"\n  value {\n    string_value: "131"\n' in config
     tables = files / "trt/engram/tables.toml"
     launch = json.loads(out)["launch"]
     assert launch.startswith(f"TRTLLM_ENGRAM_TABLES='{tables}' tritonserver ")
@@ -101,6 +106,17 @@ def test_a_repository_of_the_tensorrt_form(run, files):
         described = bound.describe()
     assert {name: one["layer"] for name, one in described.items()} == {"engram_1": 1, "engram_5": 5}
     assert {one["numa"] for one in described.values()} == {"interleave"}
+
+
+def test_sequences_of_the_tensorrt_form_have_no_strategy(run, files):
+    """Triton refuses a model that has both."""
+    words = ("triton", "store", "--model-repository", "kept", *TENSORRT, "--sequences")
+    assert run(*words)[0] == 0
+    assert "batchstrategy.so" not in names_below(files / "kept/engram")
+    assert "parameters" not in (files / "kept/engram/config.pbtxt").read_text()
+    code, _, err = run(*words, *MAX_TOKENS)
+    assert code == 2
+    assert "--max-tokens: expected without --sequences" in only_line(err)
 
 
 def test_tensorrt_config(store):

@@ -72,11 +72,15 @@ def test_a_reload_meets_while_the_old_one_serves(server):
     assert ask(connection, {"token_ids": IDS}, ["hash_ids"])["hash_ids"].shape == (1, 4, 2, 4)
 
 
-@pytest.mark.parametrize("options", [(), ("--sequences",)], ids=["alone", "sequences"])
-def test_the_server_understands_the_tensorrt_form(server, store, folder, options):
+@pytest.mark.parametrize(
+    ("options", "num_states"),
+    [(("--max-tokens", "131"), 0), (("--sequences",), 1)],
+    ids=["alone", "sequences"],
+)
+def test_the_server_understands_the_tensorrt_form(server, store, folder, options, num_states):
     """Without its TensorRT backend and a GPU: what a server checks of a configuration itself (batch
     inputs and outputs, states, graphs) is checked as a Python model's."""
-    name = "plan-" + "-".join(options or ["alone"])
+    name = "plan" + options[0]
     (folder / "no.plan").write_bytes(b"")
     words = ["--name", name, "--form", "tensorrt", "--engine", str(folder / "no.plan"), *options]
     write_model(store, folder / "models", *words)
@@ -94,7 +98,7 @@ def test_the_server_understands_the_tensorrt_form(server, store, folder, options
     ]
     assert len(understood["optimization"]["cuda"]["graph_spec"]) == 2
     states = understood.get("sequence_batching", {}).get("state", [])
-    assert [one["initial_state"][0]["data_file"] for one in states] == ["no_past"] * len(options)
+    assert [one["initial_state"][0]["data_file"] for one in states] == ["no_past"] * num_states
     connection.unload_model(name)
 
 

@@ -19,6 +19,7 @@ WORDS = {
     "token_ids": "INT32",
     "lookback_ids": "INT32",
     "position": "INT64",
+    "positions": "INT64",
 }
 ALL = ["hash_ids", *(f"layers.{i}.{what}" for i in LAYERS for what in ("rows", "hidden_out"))]
 IDS = np.arange(4, dtype=np.int32)[None]

@@ -13,6 +13,8 @@ from trtllm_engram.builder.files import reading, stat_regular
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.triton import MODEL_PY, Serving, python_config, write_model
 from trtllm_engram.builder.triton_tensorrt import (
+    BATCHER_FILE,
+    MAX_TOKENS,
     NO_PAST_FILE,
     PLAN_FILE,
     TABLES_FILE,
@@ -20,9 +22,10 @@ from trtllm_engram.builder.triton_tensorrt import (
     tensorrt_config,
 )
 from trtllm_engram.plugins import library_path
-from trtllm_engram.plugins.errors import InputError
+from trtllm_engram.plugins.errors import EngramError, InputError
 
 from ..devices import AUTO, choose_device, parse_device
+from ..engine import Engine
 from ..group import Group
 from ..store import Store, open_store
 from ..tables import to_toml
@@ -97,7 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         metavar="N",
         type=shared_options.integer(1),
-        help=f"tokens of a request (default: {_MAX_TOKENS}; an engine's own hold)",
+        help=f"tokens of a request, and of what runs side by side (default: {_MAX_TOKENS}; an "
+        "engine's own hold)",
     )
     shared_options.add_hidden_dtype(parser)
     tables = parser.add_argument_group("tables (README, Tables at run time)")
@@ -144,9 +148,10 @@ def _write_python(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
 def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
     if args.engine is None:
         raise InputError("--form tensorrt: expected --engine PLAN, found none")
-    for name in ("no_text", "max_tokens"):
-        if getattr(args, name):
-            raise InputError(f"--{name.replace('_', '-')}: expected with --form python")
+    if args.no_text:
+        raise InputError("--no-text: expected with --form python")
+    if args.sequences and args.max_tokens:
+        raise InputError("--max-tokens: expected without --sequences in --form tensorrt")
     found = [parse_device("cuda:0" if one == AUTO else one) for one in args.device.split(",")]
     gpus = [ordinal for ordinal in found if ordinal is not None]
     if len(gpus) != len(found):
@@ -159,18 +164,34 @@ def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
     group = None if args.keeper is None else Group(keeper=args.keeper)
     with reading(args.engine):
         plan = args.engine.read_bytes()
-    config = tensorrt_config(store.config, _serving(args, gpus, {}))
+    parameters, links = {}, {}
+    if not args.sequences:
+        parameters = {MAX_TOKENS: str(args.max_tokens or _max_tokens_of(args.engine))}
+        links = {BATCHER_FILE: library_path()}
+    config = tensorrt_config(store.config, _serving(args, gpus, parameters))
     files = {
         f"1/{PLAN_FILE}": plan,
         NO_PAST_FILE: no_past(store.config),
         TABLES_FILE: to_toml(tables, group).encode(),
     }
-    folder = write_model(args.model_repository, args.name, config, files)
+    folder = write_model(args.model_repository, args.name, config, files, links)
     tables_file = shlex.quote(str((folder / TABLES_FILE).absolute()))
     plugins = shlex.quote(f"tensorrt,plugins={library_path()}")
     return folder, (
         f"TRTLLM_ENGRAM_TABLES={tables_file} {_tritonserver(args)} --backend-config={plugins}"
     )
+
+
+def _max_tokens_of(plan: Path) -> int:
+    """Of the engine's largest profile."""
+    try:
+        engine = Engine(plan)
+    except EngramError as error:
+        raise InputError(
+            f"--max-tokens: expected `build`'s, where the engine cannot be read: {error}"
+        ) from error
+    (most,) = engine.shape_range("token_ids", engine.num_profiles - 1)[1]
+    return most
 
 
 def _serving(args: argparse.Namespace, gpus: Sequence[int], parameters: dict[str, str]) -> Serving:
