@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! \file cuda_handles.h
-//! Streams and events that destroy themselves, and what other ends have in common with theirs.
+//! Streams, events and pinned memory that end themselves, and what other ends have in common with
+//! theirs.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 
@@ -39,6 +41,21 @@ inline Event make_event(const char* what = "new event") {
   cudaEvent_t event = nullptr;
   check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), what);
   return Event(event);
+}
+
+struct FreePinned {
+  void operator()(uint8_t* bytes) const {
+    const RelaxedCapture relaxed;
+    forget_error(cudaFreeHost(bytes));
+  }
+};
+using PinnedBytes = std::unique_ptr<uint8_t, FreePinned>;
+
+//! Throws Error, which begins with `what`.
+inline PinnedBytes make_pinned(int64_t num_bytes, const char* what) {
+  void* bytes = nullptr;
+  check_cuda(cudaMallocHost(&bytes, static_cast<size_t>(num_bytes)), what);
+  return PinnedBytes(static_cast<uint8_t*>(bytes));
 }
 
 }  // namespace engram

@@ -47,13 +47,11 @@ void parallel_for(int64_t count, int64_t grain, int num_threads, const Fn& fn) {
     }
   };
   std::vector<std::thread> helpers;
-  helpers.reserve(static_cast<size_t>(std::max<int64_t>(0, std::min(wanted, num_ranges) - 1)));
-  while (helpers.size() < helpers.capacity()) {
-    try {
-      helpers.emplace_back(work);
-    } catch (const std::exception&) {
-      break;  // no more threads or memory to be had: those that run take over the ranges
-    }
+  try {
+    helpers.reserve(static_cast<size_t>(std::max<int64_t>(0, std::min(wanted, num_ranges) - 1)));
+    while (helpers.size() < helpers.capacity()) helpers.emplace_back(work);
+  } catch (const std::exception&) {
+    // No more threads or memory to be had: those that run take over the ranges.
   }
   work();
   for (std::thread& helper : helpers) helper.join();

@@ -112,9 +112,15 @@ ENGRAM_API TRITONSERVER_Error* TRITONBACKEND_ModelBatcherInitialize(TRITONBACKEN
     if (TRITONSERVER_Error* const error = engram::make_batcher(model, &batcher)) return error;
     *made = reinterpret_cast<TRITONBACKEND_Batcher*>(new Batcher(batcher));
   } catch (const std::exception& error) {
-    if (batcher.server.new_error != nullptr)
+    if (batcher.server.new_error != nullptr) {
       return batcher.server.new_error(engram::kInvalidArgument, error.what());
-    engram::log(engram::LogLevel::kError, error.what());
+    }
+    // No server of ours, and so no error of its kind: it joins without asking.
+    try {
+      engram::log(engram::LogLevel::kError, error.what());
+    } catch (const std::exception&) {
+      return nullptr;
+    }
   }
   return nullptr;
 }

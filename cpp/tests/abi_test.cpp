@@ -279,6 +279,23 @@ TEST_CASE(
   lookup.values = memory.data() + 4;
   CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
         "values: expected an address aligned to 8 bytes, got one 4 bytes past it");
+  lookup.values = memory.data() + 8;
+  lookup.hot.num_buckets = -1;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
+        "hot.num_buckets: expected 0 to 2147483647, got -1");
+  lookup.hot.num_buckets = 1;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) == "hot.keys: expected an array, got NULL");
+  const auto* const line = memory.data() + (32 - reinterpret_cast<uintptr_t>(memory.data()) % 32);
+  lookup.hot.keys = reinterpret_cast<const int32_t*>(line + 16);
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
+        "hot.keys: expected an address aligned to 32 bytes, got one 16 bytes past it");
+  lookup.hot.keys = reinterpret_cast<const int32_t*>(line);
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) == "hot.values: expected an array, got NULL");
+  lookup.hot.values = line + 4;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
+        "hot.values: expected an address aligned to 8 bytes, got one 4 bytes past it");
+  lookup.hot.values = line;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) == no_gpu);
 
   engram_project_args project = {};
   project.x = reinterpret_cast<const uint16_t*>(memory.data() + 16);

@@ -136,14 +136,15 @@ typedef struct engram_history_args {
   int32_t max_ngram_size;
 } engram_history_args;
 
-/*! Rows of a table in host memory that a GPU's memory holds too. A row is in the bucket that
- *  ops/hot_index.h says, or not there; its place among all keys is its place in the arrays. All in
- *  memory of the GPU that looks up; a CPU looks at none of it. */
+/*! Rows of a table in host memory that a GPU's memory holds too, as engram_table_view gives them.
+ *  Row id i is in bucket ((i * 0x9E3779B97F4A7C15 mod 2^64) >> 32) * num_buckets >> 32, or not
+ *  there; its place among all keys is its place in the arrays. All in memory of the GPU that looks
+ *  up; a CPU looks at none of it. */
 typedef struct engram_hot_rows {
   const int32_t* keys;   /*!< row ids [num_buckets, 8], -1: nothing there; 32-byte aligned */
   const uint8_t* values; /*!< FP8 [num_buckets * 8, D]; 8-byte aligned */
   const uint8_t* scales; /*!< E8M0 [num_buckets * 8, D/32]; NULL: those of the table are read */
-  uint64_t* counts;      /*!< [C, 2] rows looked for and found, added to; or NULL */
+  uint64_t* counts;      /*!< [C, 2] rows looked for and found, added to; 8-byte aligned; or NULL */
   int64_t num_buckets;   /*!< below 2^31; 0: no hot rows */
 } engram_hot_rows;
 
@@ -168,7 +169,7 @@ typedef struct engram_lookup_args {
   int64_t workspace_bytes;
   int32_t path;            /*!< engram_lookup_path; the CPU has one */
   int32_t values_in_host;  /*!< 1: the GPU reads values in host memory, over PCIe */
-  int32_t num_read_blocks; /*!< of the sorted path; 0: as many as are fastest */
+  int32_t num_read_blocks; /*!< that read the table, sorted; 0: as many as are fastest */
   engram_hot_rows hot;     /*!< of row ids from first_row on, the same bytes as the table's */
 } engram_lookup_args;
 

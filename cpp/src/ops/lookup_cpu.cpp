@@ -207,6 +207,7 @@ void check_lookup_on_gpu(const engram_lookup_args& args) {
     check_aligned(args.hot.keys, "hot.keys", alignof(HotBucket));
     check_array(args.hot.values, "hot.values");
     check_aligned(args.hot.values, "hot.values", 8);
+    check_aligned(args.hot.counts, "hot.counts", alignof(uint64_t));
   }
   if (lookup_path(args) != ENGRAM_LOOKUP_SORTED) return;
   check_at_least(args.workspace_bytes, "workspace_bytes", lookup_workspace_bytes(args));

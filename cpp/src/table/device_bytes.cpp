@@ -26,8 +26,10 @@ DeviceBytes& DeviceBytes::operator=(DeviceBytes&& other) noexcept {
   return *this;
 }
 
+bool DeviceBytes::is_owned() const { return bytes_ != nullptr && getpid() == owner_; }
+
 DeviceBytes::~DeviceBytes() {
-  if (bytes_ == nullptr || getpid() != owner_) return;
+  if (!is_owned()) return;
   const OnGpu gpu(device_, std::nothrow);
   forget_error(cudaFree(bytes_));
 }

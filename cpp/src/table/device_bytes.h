@@ -23,6 +23,8 @@ class DeviceBytes {
   ~DeviceBytes();
 
   uint8_t* get() const { return bytes_; }
+  //! False in a forked child, which has no CUDA.
+  bool is_owned() const;
 
  private:
   uint8_t* bytes_ = nullptr;

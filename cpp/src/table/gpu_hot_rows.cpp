@@ -4,9 +4,9 @@
 #if ENGRAM_CUDA
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "cuda_handles.h"
+#include "engram/error.h"
 #include "engram/row.h"
 #include "parallel.h"
 #include "table/gpu_memory.h"
@@ -17,28 +17,35 @@ namespace {
 constexpr int64_t kPieceRows = 1 << 16;
 constexpr int64_t kRowsPerRange = 1 << 11;
 
-struct FreePinned {
-  void operator()(uint8_t* memory) const { forget_error(cudaFreeHost(memory)); }
-};
-using Pinned = std::unique_ptr<uint8_t, FreePinned>;
-
-Pinned make_pinned(int64_t num_bytes) {
-  void* memory = nullptr;
-  check_cuda(cudaMallocHost(&memory, static_cast<size_t>(num_bytes)),
-             "pinned memory for hot rows on their way to a GPU");
-  return Pinned(static_cast<uint8_t*>(memory));
-}
-
 //! Copies row `row` of `rows` to place `place` of `to`.
 void copy_row(const uint8_t* rows, int64_t row, int row_bytes, uint8_t* to, int64_t place) {
   memcpy(to + row_offset(place, row_bytes), rows + row_offset(row, row_bytes),
          static_cast<size_t>(row_bytes));
 }
 
-void copy_up(uint8_t* to, const void* from, int64_t num_bytes, cudaStream_t stream) {
+void copy_up(uint8_t* to, const void* from, int64_t num_bytes, cudaStream_t stream,
+             const std::string& what) {
   check_cuda(
       cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice, stream),
-      "hot rows to a GPU");
+      what.c_str());
+}
+
+//! What a GPU has counted; where it cannot be asked, `counts` stay as they are.
+void ask(int device, const DeviceBytes& from, std::vector<HotCounts>* counts) {
+  if (!from.is_owned()) return;
+  try {
+    const OnGpu gpu(device);
+    const Stream stream = make_stream();  // one that waits for no lookup
+    std::vector<HotCounts> found(counts->size());
+    const size_t num_bytes = found.size() * sizeof(HotCounts);
+    check_cuda(
+        cudaMemcpyAsync(found.data(), from.get(), num_bytes, cudaMemcpyDeviceToHost, stream.get()),
+        "counts of hot rows");
+    check_cuda(cudaStreamSynchronize(stream.get()), "counts of hot rows");
+    *counts = std::move(found);
+  } catch (const Error&) {
+    return;  // lookups on that GPU tell of it
+  }
 }
 
 }  // namespace
@@ -46,35 +53,50 @@ void copy_up(uint8_t* to, const void* from, int64_t num_bytes, cudaStream_t stre
 engram_hot_rows GpuHotRows::on_device(int device) {
   if (buckets_.empty()) return {};
   require_cuda(device);
-  const std::lock_guard lock(mutex_);
-  const OnGpu gpu(device);
-  if (copies_.count(device) == 0) copies_.emplace(device, copy_to(device));
-  const Copy& copy = copies_.at(device);
-  return {.keys = reinterpret_cast<const int32_t*>(copy.keys.get()),
-          .values = copy.values.get(),
-          .scales = copy.scales.get(),
-          .counts = reinterpret_cast<uint64_t*>(copy.counts.get()),
+  const Copy* copy = find(device);
+  if (copy == nullptr) {
+    const std::lock_guard making(making_);
+    if (find(device) == nullptr) {
+      const OnGpu gpu(device);
+      Copy made = copy_to(device);
+      const std::lock_guard lock(mutex_);
+      copies_.emplace(device, std::move(made));
+    }
+    copy = find(device);
+  }
+  return {.keys = reinterpret_cast<const int32_t*>(copy->keys.get()),
+          .values = copy->values.get(),
+          .scales = copy->scales.get(),
+          .counts = reinterpret_cast<uint64_t*>(copy->counts.get()),
           .num_buckets = static_cast<int64_t>(buckets_.size())};
 }
 
+GpuHotRows::Copy* GpuHotRows::find(int device) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = copies_.find(device);
+  return found == copies_.end() ? nullptr : &found->second;
+}
+
 GpuHotRows::Copy GpuHotRows::copy_to(int device) const {
-  const char* const what = "hot rows";
+  const std::string what = source_.label + ": hot rows";
   const int64_t scale_bytes = row_offset(capacity(), scales_per_row(source_.head_dim));
   const auto num_buckets = static_cast<int64_t>(buckets_.size());
   Copy copy{.keys = {device, row_offset(num_buckets, sizeof(HotBucket)), what},
             .values = {device, row_offset(capacity(), source_.head_dim), what},
             .scales = {},
-            .counts = {device, count_bytes(), what}};
+            .counts = {device, count_bytes(), what},
+            .last_counts = std::vector<HotCounts>(static_cast<size_t>(source_.num_columns))};
   if (source_.scales != nullptr) copy.scales = {device, scale_bytes, what};
-  fill(copy);
+  fill(copy, concat(what, ": their way to GPU ", pci_bus_id(device)));
   return copy;
 }
 
-void GpuHotRows::fill(const Copy& copy) const {
-  const Stream stream = make_stream();
+void GpuHotRows::fill(const Copy& copy, const std::string& what) const {
+  const Stream stream = make_stream(what.c_str());
   const int num_scales = source_.scales == nullptr ? 0 : scales_per_row(source_.head_dim);
   const int64_t values_bytes = row_offset(kPieceRows, source_.head_dim);
-  const Pinned staged = make_pinned(values_bytes + row_offset(kPieceRows, num_scales));
+  const PinnedBytes staged =
+      make_pinned(values_bytes + row_offset(kPieceRows, num_scales), what.c_str());
   uint8_t* const values = staged.get();
   uint8_t* const scales = staged.get() + values_bytes;
   const auto* const keys = reinterpret_cast<const int32_t*>(buckets_.data());
@@ -89,18 +111,18 @@ void GpuHotRows::fill(const Copy& copy) const {
       }
     });
     copy_up(copy.values.get() + row_offset(begin, source_.head_dim), values,
-            row_offset(count, source_.head_dim), stream.get());
+            row_offset(count, source_.head_dim), stream.get(), what);
     if (num_scales > 0) {
       copy_up(copy.scales.get() + row_offset(begin, num_scales), scales,
-              row_offset(count, num_scales), stream.get());
+              row_offset(count, num_scales), stream.get(), what);
     }
-    check_cuda(cudaStreamSynchronize(stream.get()), "hot rows to a GPU");
+    check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
   }
-  copy_up(copy.keys.get(), keys, row_offset(capacity(), sizeof(int32_t)), stream.get());
+  copy_up(copy.keys.get(), keys, row_offset(capacity(), sizeof(int32_t)), stream.get(), what);
   check_cuda(
       cudaMemsetAsync(copy.counts.get(), 0, static_cast<size_t>(count_bytes()), stream.get()),
-      "hot rows' counts");
-  check_cuda(cudaStreamSynchronize(stream.get()), "hot rows to a GPU");
+      what.c_str());
+  check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
 }
 
 int64_t GpuHotRows::count_bytes() const {
@@ -116,19 +138,18 @@ int64_t GpuHotRows::num_bytes() const {
 }
 
 std::vector<HotCounts> GpuHotRows::counts() const {
+  std::map<int, Copy*> copies;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [device, copy] : copies_) copies[device] = &copy;
+  }
   std::vector<HotCounts> sums(static_cast<size_t>(source_.num_columns));
-  std::vector<HotCounts> found(sums.size());
-  const std::lock_guard lock(mutex_);
-  for (const auto& [device, copy] : copies_) {
-    const OnGpu gpu(device);
-    const Stream stream = make_stream();  // one that waits for no lookup
-    check_cuda(cudaMemcpyAsync(found.data(), copy.counts.get(), static_cast<size_t>(count_bytes()),
-                               cudaMemcpyDeviceToHost, stream.get()),
-               "hot rows' counts");
-    check_cuda(cudaStreamSynchronize(stream.get()), "hot rows' counts");
+  const std::lock_guard counting(counting_);
+  for (const auto& [device, copy] : copies) {
+    ask(device, copy->counts, &copy->last_counts);
     for (size_t i = 0; i < sums.size(); ++i) {
-      sums[i].num_asked += found[i].num_asked;
-      sums[i].num_found += found[i].num_found;
+      sums[i].num_asked += copy->last_counts[i].num_asked;
+      sums[i].num_found += copy->last_counts[i].num_found;
     }
   }
   return sums;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "engram/engram.h"
@@ -17,6 +18,7 @@ namespace engram {
 
 //! What hot rows are copied of.
 struct HotSource {
+  std::string label;                //!< of the table, for errors
   const uint8_t* values = nullptr;  //!< FP8, from row id 0 on, in host memory
   const uint8_t* scales = nullptr;  //!< E8M0, or null: GPUs have all scales
   int32_t head_dim = 0;
@@ -32,8 +34,10 @@ struct HotCounts {
 class GpuHotRows {
  public:
   //! Takes no memory of a GPU yet. The source lives as long as this object.
-  GpuHotRows(const HotSource& source, std::vector<HotBucket> buckets)
-      : source_(source), buckets_(std::move(buckets)), num_rows_(count_hot_rows(buckets_)) {}
+  GpuHotRows(HotSource source, std::vector<HotBucket> buckets)
+      : source_(std::move(source)),
+        buckets_(std::move(buckets)),
+        num_rows_(count_hot_rows(buckets_)) {}
 
   //! What lookups on a device are told, which the first call copies to it. Thread-safe, and allowed
   //! while any thread captures. Throws Error.
@@ -43,7 +47,8 @@ class GpuHotRows {
   int64_t capacity() const { return row_offset(static_cast<int64_t>(buckets_.size()), kHotWays); }
   //! On all GPUs that have them, the index included.
   int64_t num_bytes() const;
-  //! [num_columns]; kernels that run may be counted later. Throws Error.
+  //! [num_columns]; kernels that run may be counted later. Of a GPU that cannot be asked, as in a
+  //! forked child, what it last said.
   std::vector<HotCounts> counts() const;
 
  private:
@@ -53,13 +58,17 @@ class GpuHotRows {
 #if ENGRAM_CUDA
   struct Copy {
     DeviceBytes keys, values, scales, counts;
+    std::vector<HotCounts> last_counts;
   };
   int64_t count_bytes() const;
+  Copy* find(int device) const;
   Copy copy_to(int device) const;  // the current one
-  void fill(const Copy& copy) const;
+  void fill(const Copy& copy, const std::string& what) const;
 
-  mutable std::mutex mutex_;
-  std::map<int, Copy> copies_;
+  std::mutex making_;  //!< of copies, each of which takes a while
+  mutable std::mutex counting_;
+  mutable std::mutex mutex_;            //!< of the map; what is in it stays
+  mutable std::map<int, Copy> copies_;  //!< NOTE: last_counts alone change, under counting_
 #endif
 };
 

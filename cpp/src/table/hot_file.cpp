@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/hot_file.h"
 
+#include <charconv>
 #include <cstring>
 #include <string_view>
 
@@ -33,8 +34,16 @@ size_t find_records(std::string_view bytes) {
   const size_t begin = kBegin.size() + kLengthBytes;
   const size_t end = begin + byte(kBegin.size()) + (byte(kBegin.size() + 1) << 8);
   if (bytes.size() < end) return 0;
-  if (bytes.substr(begin, end - begin).substr(0, kHeader.size()) != kHeader) return 0;
-  return (bytes.size() - end) % sizeof(Record) == 0 ? end : 0;
+  std::string_view header = bytes.substr(begin, end - begin);
+  if (header.substr(0, kHeader.size()) != kHeader) return 0;
+  header.remove_prefix(kHeader.size());
+  size_t count = 0;
+  const auto [rest, error] = std::from_chars(header.data(), header.data() + header.size(), count);
+  header.remove_prefix(static_cast<size_t>(rest - header.data()));
+  const bool is_list = error == std::errc() && header.substr(0, 2) == ",)";
+  const size_t num_bytes = bytes.size() - end;
+  return is_list && num_bytes % sizeof(Record) == 0 && num_bytes / sizeof(Record) == count ? end
+                                                                                           : 0;
 }
 
 }  // namespace

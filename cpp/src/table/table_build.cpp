@@ -296,7 +296,8 @@ std::shared_ptr<DiskReader> TableBuild::make_reader() const {
 std::shared_ptr<GpuHotRows> TableBuild::make_hot_rows() const {
   if (options_.hot_rows.empty()) return nullptr;
   const HostMemory* const scales = arrays_[1].host ? arrays_[1].host->host_memory() : nullptr;
-  const HotSource source{.values = arrays_[0].host->memory().data(),
+  const HotSource source{.label = name_,
+                         .values = arrays_[0].host->memory().data(),
                          .scales = scales != nullptr ? scales->data() : nullptr,
                          .head_dim = info_.head_dim,
                          .num_columns = info_.num_columns};

@@ -25,22 +25,13 @@ namespace {
 constexpr int64_t kPieceBytes = StoreFile::kPieceBytes;
 constexpr int64_t kFormulaBytes = int64_t{1} << 30;  // made between two looks at `cancelled`
 
-struct FreePinned {
-  void operator()(uint8_t* bytes) const {
-    const RelaxedCapture relaxed;
-    forget_error(cudaFreeHost(bytes));
-  }
-};
-
 //! Two pinned buffers in turn: one is filled from the file while the other travels to the GPU.
 class Lane {
  public:
   //! `what` is being done, for errors; it outlives this.
   explicit Lane(const std::string& what) : what_(what), stream_(make_stream(what.c_str())) {
     for (Buffer& buffer : buffers_) {
-      void* bytes = nullptr;
-      check(cudaMallocHost(&bytes, kPieceBytes));
-      buffer.bytes.reset(static_cast<uint8_t*>(bytes));
+      buffer.bytes = make_pinned(kPieceBytes, what_.c_str());
       buffer.sent = make_event(what_.c_str());
     }
   }
@@ -70,7 +61,7 @@ class Lane {
 
  private:
   struct Buffer {
-    std::unique_ptr<uint8_t, FreePinned> bytes;
+    PinnedBytes bytes;
     Event sent;
   };
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hot rows in the memory of GPUs that are made of host memory.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstring>
 
 #include "../random.h"
@@ -28,7 +31,8 @@ struct Rows {
   }
 
   HotSource source(bool with_scales) const {
-    return {.values = values.data(),
+    return {.label = "a",
+            .values = values.data(),
             .scales = with_scales ? scales.data() : nullptr,
             .head_dim = kHeadDim,
             .num_columns = kColumns};
@@ -71,6 +75,19 @@ TEST_CASE("hot rows: each GPU has the rows' bytes where lookups find them") {
     CHECK(counts[2].num_asked == 2);
     CHECK(counts[2].num_found == 0);
   }
+}
+
+TEST_CASE("hot rows: a GPU that cannot be asked has the counts that it last told") {
+  fake::machine().visible = {"0000:1B:00.0"};
+  const Rows rows(1000);
+  GpuHotRows hot(rows.source(true), make_hot_buckets(rows.ids, 1000));
+  hot.on_device(0).counts[0] = 5;
+  CHECK(hot.counts()[0].num_asked == 5);
+  const pid_t child = fork();  // whose parent's CUDA is not its own
+  if (child == 0) _exit(hot.counts()[0].num_asked == 5 ? 0 : 1);
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("hot rows: without room for a bucket there are none, and nothing is taken") {

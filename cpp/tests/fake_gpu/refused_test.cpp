@@ -9,6 +9,7 @@
 #include "bound.h"
 #include "table/cumem.h"
 #include "table/device_table.h"
+#include "table/gpu_hot_rows.h"
 
 namespace engram {
 namespace {
@@ -95,6 +96,23 @@ TEST_CASE("a copy on a GPU: each call refused, from a file and by formula") {
       CHECK(num_wrong(bytes, source.file.num_bytes) == 0);
     });
   }
+}
+
+TEST_CASE("hot rows of a GPU: each call refused") {
+  constexpr int kHeadDim = 64;
+  const std::vector<uint8_t> values(100 * kHeadDim);
+  const std::vector<uint8_t> scales(100 * kHeadDim / kScaleBlock);
+  const HotSource source{.label = "engram.1",
+                         .values = values.data(),
+                         .scales = scales.data(),
+                         .head_dim = kHeadDim,
+                         .num_columns = 1};
+  refuse_each([&] {
+    GpuHotRows hot(source, make_hot_buckets({3, 5, 8}, 64));
+    const engram_hot_rows there = hot.on_device(0);
+    CHECK(there.num_buckets > 0);
+    CHECK(hot.counts()[0].num_found == 0);
+  });
 }
 
 TEST_CASE("a part on a GPU: each call refused to a process alone") {
