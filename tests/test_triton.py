@@ -7,6 +7,8 @@ What a server makes of them: test_triton_answers.py and its siblings.
 from __future__ import annotations
 
 import json
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from trtllm_engram.builder.triton_tensorrt import no_past, tensorrt_config
 from trtllm_engram.plugins import library_path
 from trtllm_engram.runtime import Tables, open_store
 from trtllm_engram.runtime.bench import serving
+from trtllm_engram.runtime.cli import triton as cli_triton
 from trtllm_engram.runtime.hidden import SeededHidden
 from trtllm_engram.runtime.pieces import Executor, Piece
 from trtllm_engram.runtime.session import EngramSession
@@ -108,6 +111,35 @@ def test_a_repository_of_the_tensorrt_form(run, files):
     assert {one["numa"] for one in described.values()} == {"interleave"}
 
 
+def test_no_more_tokens_than_the_engine_takes(run, files, monkeypatch):
+    """Where it can be read; here by a stand-in for it, on a GPU in test_triton_tensorrt.py."""
+    engine = SimpleNamespace(num_profiles=2, shape_range=lambda name, profile: ((1,), (128,)))
+    monkeypatch.setattr(cli_triton, "Engine", lambda plan: engine)
+    words = ("triton", "store", "--model-repository", "sized", *TENSORRT)
+    code, _, err = run(*words, *MAX_TOKENS)
+    assert code == 2
+    assert only_line(err).endswith("--max-tokens: expected at most text's 128, found 131")
+    for name, options, expected in (("all", (), 128), ("fewer", ("--max-tokens", "100"), 100)):
+        assert run(*words, *options, "--name", name)[0] == 0
+        config = (files / "sized" / name / "config.pbtxt").read_text()
+        assert f'key: "max_tokens"\n  value {{\n    string_value: "{expected}"\n' in config
+
+
+def test_hot_rows_of_the_python_form(run, files):
+    """CPUs make no use of them, but the tables are bound as on a GPU."""
+    code, _, err = run("tables", "count", "store", "--text", "text", "--output", "hot.npy")
+    assert (code, err) == (0, "")
+    words = ("triton", "store", "--model-repository", "hot")
+    assert run(*words, "--hot-rows", "hot.npy", "--hot-gib", "0.001")[0] == 0
+    config = (files / "hot/engram/config.pbtxt").read_text()
+    pattern = r'key: "(\S+)"\n +value \{\n +string_value: "(.*)"'
+    settings = Settings.of_parameters(dict(re.findall(pattern, config)))
+    assert settings.table == {"hot_rows": str(files / "hot.npy"), "hot_gib": 0.001}
+    with Tables.of_store(open_store(settings.store), **settings.table) as bound:
+        for one in bound.describe().values():
+            assert 0 < one["hot"]["num_rows"] <= one["hot"]["capacity"] <= 0.001 * 2**30 / 64
+
+
 def test_sequences_of_the_tensorrt_form_have_no_strategy(run, files):
     """Triton refuses a model that has both."""
     words = ("triton", "store", "--model-repository", "kept", *TENSORRT, "--sequences")
@@ -163,7 +195,8 @@ def test_sequences_need_no_lookback(store):
 
 
 def test_settings_are_read_as_they_were_written():
-    given = Settings("/store", engine="/e.plan", max_tokens=7, table={"numa": "local"})
+    table = {"numa": "local", "hot_gib": 0.25}
+    given = Settings("/store", engine="/e.plan", max_tokens=7, table=table)
     assert Settings.of_parameters(given.parameters()) == given
 
 
@@ -174,6 +207,7 @@ def test_settings_are_read_as_they_were_written():
         ({"store": "s", "sotre": "t"}, "found 'sotre'"),
         ({"store": "s", "max_tokens": "many"}, "expected a number, found 'many'"),
         ({"store": "s", "max_tokens": "0"}, "expected 1 to"),
+        ({"store": "s", "table.hot_gib": "much"}, "hot_gib: expected a number, found 'much'"),
     ],
 )
 def test_bad_settings(parameters, message):

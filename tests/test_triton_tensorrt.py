@@ -16,7 +16,7 @@ import pytest
 from engine_cases import MAX_BATCH, MAX_TOKENS, build_plan, check
 from engines import on_gpu, small_store
 from triton_server import BACKENDS, MARKS, client, make_python, serve
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
 from trtllm_engram.plugins import library_path
@@ -178,6 +178,14 @@ def test_sequences_interleaved(server, store):
 
 
 @on_gpu
+def test_no_more_tokens_than_the_engine_takes(tmp_path, store, plan, capsys):
+    words = ["--form", "tensorrt", "--engine", str(plan), "--max-tokens", str(MAX_TOKENS + 1)]
+    assert main(["triton", str(store.path), "--model-repository", str(tmp_path), *words]) == 2
+    said = f"expected at most {plan}'s {MAX_TOKENS}, found {MAX_TOKENS + 1}"
+    assert said in capsys.readouterr().err
+
+
+@on_gpu
 def test_unload_and_reload(server, store):
     connection = server.connect("grpc")
     for _ in range(3):
@@ -187,8 +195,14 @@ def test_unload_and_reload(server, store):
         answered(store, inputs, connection.infer("engram", wrap(inputs)))
 
 
+SAID = {
+    "plugin": ["Cannot find plugin: EngramHash", "failed to load 'engram'"],
+    "table": ["table 'engram_5': expected a bound name, found another, engram_1", "failed to run"],
+}
+
+
 @on_gpu
-@pytest.mark.parametrize("missing", ["plugin", "table"])
+@pytest.mark.parametrize("missing", SAID)
 def test_what_is_missing_is_said_and_the_server_lives(tmp_path, store, plan, missing):
     repository = tmp_path / "models"
     write_model(store, plan, repository)
@@ -213,4 +227,4 @@ def test_what_is_missing_is_said_and_the_server_lives(tmp_path, store, plan, mis
         with pytest.raises(client("grpc").InferenceServerException):
             connection.infer("engram", wrap(inputs))
         assert server.process.poll() is None
-        assert ("EngramHash" if missing == "plugin" else "engram_5") in server.log()
+        wait_until(lambda: all(text in server.log() for text in SAID[missing]), server.log)

@@ -14,6 +14,7 @@ from trtllm_engram.plugins.errors import InputError
 PLACEMENTS = ("host", "device", "device_sharded", "disk")
 SCALES = ("with_rows", "device", "host")
 MAX_SEED = 2**63 - 1
+HOT_GIB = 1.0  # of a table, as the library has it
 
 
 def integer(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
@@ -50,7 +51,7 @@ def add_checkpoint(parser: argparse.ArgumentParser, store: str = "the store") ->
     parser.add_argument("--checkpoint", metavar="DIR", help=f"where {store}'s checkpoint lies now")
 
 
-def add_hot_rows(parser: argparse.ArgumentParser) -> None:
+def add_hot_rows(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--hot-rows",
         metavar="FILE.npy",
@@ -62,7 +63,7 @@ def add_hot_rows(parser: argparse.ArgumentParser) -> None:
         metavar="GIB",
         type=number(0, 1e6),
         help="of each table, --placement disk: RAM for rows that were read before; --hot-rows: "
-        "memory of each GPU for them (default: 1)",
+        f"memory of each GPU for them (default: {HOT_GIB:g})",
     )
 
 

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trtllm_engram.builder.files import reading, stat_regular
 from trtllm_engram.builder.layers import table_name
@@ -107,6 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables = parser.add_argument_group("tables (README, Tables at run time)")
     for name, choices in _TABLE_CHOICES.items():
         tables.add_argument(f"--{name}", choices=choices, help=f"default: {choices[0]}")
+    shared_options.add_hot_rows(tables)
     tables.add_argument("--numa", metavar="POLICY", help="default, local, interleave, node:N, gpu")
     tables.add_argument("--keeper", metavar="NAME", help="which keeper (default: any that has it)")
     shared_options.add_checkpoint(parser)
@@ -166,7 +168,7 @@ def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
         plan = args.engine.read_bytes()
     parameters, links = {}, {}
     if not args.sequences:
-        parameters = {MAX_TOKENS: str(args.max_tokens or _max_tokens_of(args.engine))}
+        parameters = {MAX_TOKENS: str(_max_tokens(args.engine, args.max_tokens))}
         links = {BATCHER_FILE: library_path()}
     config = tensorrt_config(store.config, _serving(args, gpus, parameters))
     files = {
@@ -182,16 +184,20 @@ def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
     )
 
 
-def _max_tokens_of(plan: Path) -> int:
-    """Of the engine's largest profile."""
+def _max_tokens(plan: Path, given: int | None) -> int:
+    """Those given, or of the engine's largest profile, which are the most where it can be read."""
     try:
         engine = Engine(plan)
     except EngramError as error:
+        if given is not None:
+            return given
         raise InputError(
             f"--max-tokens: expected `build`'s, where the engine cannot be read: {error}"
         ) from error
     (most,) = engine.shape_range("token_ids", engine.num_profiles - 1)[1]
-    return most
+    if given is not None and given > most:
+        raise InputError(f"--max-tokens: expected at most {plan}'s {most}, found {given}")
+    return most if given is None else given
 
 
 def _serving(args: argparse.Namespace, gpus: Sequence[int], parameters: dict[str, str]) -> Serving:
@@ -206,8 +212,11 @@ def _serving(args: argparse.Namespace, gpus: Sequence[int], parameters: dict[str
     )
 
 
-def _table_options(args: argparse.Namespace) -> dict[str, str]:
-    options = {name: getattr(args, name) for name in (*_TABLE_CHOICES, "numa")}
+def _table_options(args: argparse.Namespace) -> dict[str, Any]:
+    names = (*_TABLE_CHOICES, "hot_rows", "hot_gib", "numa")
+    options = {name: getattr(args, name) for name in names}
+    if args.hot_rows is not None:
+        options["hot_rows"] = str(args.hot_rows.absolute())
     return {name: value for name, value in options.items() if value is not None}
 
 

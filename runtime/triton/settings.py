@@ -6,7 +6,7 @@ checkpoint    where its checkpoint lies now, if it was moved
 engine        a plan of `build`; default: eager ops
 max_tokens    most tokens of a request, and of what runs side by side; with an engine, its own
 keeper        which process of `tables serve` to attach to, with table.memory = keeper
-table.KEY     KEY of Tables.bind: placement, scales, memory, pages, numa
+table.KEY     KEY of Tables.bind: placement, scales, hot_rows, hot_gib, memory, pages, numa
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..devices import CPU
 from ..group import Group
 
 TABLE = "table."
+_HOT_GIB = f"{TABLE}hot_gib"
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,14 @@ class Settings:
             raise InputError("parameters: expected a store, found none")
         if "max_tokens" in keys:
             keys["max_tokens"] = _number(keys["max_tokens"])
-        return cls(table={name[len(TABLE) :]: text for name, text in table.items()}, **keys)
+        if _HOT_GIB in table:
+            table[_HOT_GIB] = _gib(table[_HOT_GIB])
+        return cls(table={name[len(TABLE) :]: value for name, value in table.items()}, **keys)
 
     def parameters(self) -> dict[str, str]:
         """As of_parameters reads them."""
         fields = {name: value for name, value in vars(self).items() if name != "table" and value}
-        tables = {f"{TABLE}{name}": text for name, text in self.table.items()}
+        tables = {f"{TABLE}{name}": value for name, value in self.table.items()}
         return {name: str(value) for name, value in (fields | tables).items()}
 
 
@@ -114,3 +117,10 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         raise InputError(f"max_tokens: expected a number, found {text!r}")
     return int(text)
+
+
+def _gib(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{_HOT_GIB}: expected a number, found {text!r}") from None
