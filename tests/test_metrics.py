@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import re
 import threading
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from checkpoints import small_checkpoint
 
 from trtllm_engram.builder.prepare import prepare
+from trtllm_engram.plugins.errors import EngramError
 from trtllm_engram.runtime import Tables, open_store
 from trtllm_engram.runtime.metrics import FAILED, FAMILIES, REFUSED, Metrics
 from trtllm_engram.runtime.pieces import Executor, Piece
 from trtllm_engram.runtime.session import EngramSession
+from trtllm_engram.runtime.triton import published
+from trtllm_engram.runtime.triton.published import Published
 
 
 def values(metrics):
@@ -105,3 +110,65 @@ def test_pieces_are_counted(tmp_path):
         assert found[f'engram_lookup_seconds_total{{table="{table}"}}'] > 0
         rows = store.config.num_embeddings[index]
         assert found[f'engram_table_bytes{{table="{table}",place="host"}}'] == rows * 66
+
+
+class Family:
+    """Of a server: values by name and labels."""
+
+    COUNTER, GAUGE = "counter", "gauge"
+    values: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, name, description, kind):
+        self.name = name
+
+    def Metric(self, labels):  # noqa: N802 (the server's)
+        key = f"{self.name} {labels}"
+        self.values.setdefault(key, 0)
+
+        def add(value):
+            self.values[key] += value
+
+        def put(value):
+            self.values[key] = value
+
+        return SimpleNamespace(increment=add, set=put)
+
+
+@pytest.fixture
+def server_values(monkeypatch):
+    values = {}
+    monkeypatch.setattr(Family, "values", values)
+    return values
+
+
+def publish(metrics, describe=None):
+    return Published(SimpleNamespace(MetricFamily=Family), metrics, {"model": "m"}, describe)
+
+
+def test_tables_that_cannot_be_described_lose_no_answer(server_values, caplog, monkeypatch):
+    monkeypatch.setattr(published, "_TABLES_SECONDS", 0)
+    metrics, fails = Metrics(), [True]
+
+    def describe():
+        if fails:
+            raise EngramError("engine gone")
+        return {}
+
+    on_server = publish(metrics, describe)
+    metrics.count_error(FAILED)
+    for _ in range(3):
+        on_server.update()
+    assert [record.getMessage() for record in caplog.records] == ["metrics: engine gone"]
+    fails.clear()
+    on_server.update()
+    assert server_values == {"engram_errors_total {'model': 'm', 'kind': 'failed'}": 1}
+
+
+def test_tables_are_not_described_for_every_batch(server_values, monkeypatch):
+    times = iter([50.0, 50.5, 50.9, 51.0, 51.5, 70.0])
+    monkeypatch.setattr(published.time, "monotonic", lambda: next(times))
+    described = []
+    on_server = publish(Metrics(), lambda: described.append(1) or {})
+    for _ in range(6):
+        on_server.update()
+    assert len(described) == 3

@@ -39,7 +39,6 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         self._tables: Tables | None = None
-        self._has_hot_rows = False
         # Of sequences that go on. A text that was given up stays until others have come: no more
         # are kept than Triton keeps open at a time, and one that is open was used later than it.
         self._pasts: OrderedDict[int, Past] = OrderedDict()
@@ -79,8 +78,6 @@ class TritonPythonModel:
                     self._keep(requests[place], read[place])
             for place, response in zip(places, made, strict=True):
                 responses[place] = response
-        if self._tables is not None and self._has_hot_rows:  # found ones count on
-            self._executor.metrics.note_tables(self._tables.describe())
         self._published.update()
         return responses
 
@@ -97,9 +94,10 @@ class TritonPythonModel:
             self._tables = Tables.of_store(store, group=group, **settings.table)
         metrics = Metrics()
         described = self._tables.describe()
-        self._has_hot_rows = any(one["disk"] or one["hot"] for one in described.values())
         metrics.note_tables(described)
-        self._published = Published(pb, metrics, instance.labels)
+        has_hot_rows = any(one["disk"] or one["hot"] for one in described.values())
+        describe = self._tables.describe if has_hot_rows else None  # found ones count on
+        self._published = Published(pb, metrics, instance.labels, describe)
         session = EngramSession(store, device, self._tables)
         if settings.engine is None:
             self._executor = Executor(session, settings.max_tokens, metrics=metrics)

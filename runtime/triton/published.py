@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..metrics import COUNTER, FAMILIES, Labels, Metrics
+
+_TABLES_SECONDS = 1.0  # a look at tables waits for their GPU's counts
+_logger = logging.getLogger("trtllm_engram")
 
 
 class Published:
@@ -15,10 +21,20 @@ class Published:
     Args:
         pb: triton_python_backend_utils.
         labels: what tells this instance's values from the others'.
+        describe: Tables.describe, where tables count on after they are bound.
     """
 
-    def __init__(self, pb: Any, metrics: Metrics, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        pb: Any,
+        metrics: Metrics,
+        labels: Mapping[str, str],
+        describe: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
         self._metrics = metrics
+        self._describe = describe
+        self._described_at = -math.inf
+        self._has_failed = False
         self._labels = dict(labels)
         self._kinds = {name: kind for name, (kind, _) in FAMILIES.items()}
         self._families = {
@@ -30,10 +46,26 @@ class Published:
             for name, (kind, about) in FAMILIES.items()
         }
         self._published: dict[tuple[str, Labels], tuple[Any, float]] = {}
-        self.update()
+        self._bring()
 
     def update(self) -> None:
-        """Brings what has changed."""
+        """Brings what has changed; what tables count, once a second at most. Raises nothing, for
+        the answers of a batch are made by then: the first error is logged."""
+        try:
+            self._note_tables()
+            self._bring()
+        except Exception as error:
+            if not self._has_failed:
+                _logger.warning("metrics: %s", error)
+            self._has_failed = True
+
+    def _note_tables(self) -> None:
+        now = time.monotonic()
+        if self._describe is not None and now - self._described_at >= _TABLES_SECONDS:
+            self._described_at = now
+            self._metrics.note_tables(self._describe())
+
+    def _bring(self) -> None:
         for one in self._metrics.samples():
             key = (one.name, one.labels)
             metric, before = self._published.get(key, (None, 0.0))
