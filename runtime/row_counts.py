@@ -15,6 +15,7 @@ from . import ops
 from .row import packed_row_bytes
 
 _CHUNK_TOKENS = 1 << 16
+_MOST_READS = np.iinfo(np.uint32).max
 _PENDING_TOKENS = 1 << 22  # what they are counted of at once: that walks through all of a table
 
 #: Rows of a counted file: those of a layer side by side, the most read first.
@@ -43,8 +44,9 @@ def count_rows(
     token_map: npt.NDArray[np.int32],
     texts: Iterable[npt.NDArray[np.int32]],
 ) -> list[RowCounts]:
-    """Of each layer, over texts of token ids int32 [T]; no n-gram spans two texts. Takes 4 bytes of
-    memory for each row of the tables meanwhile."""
+    """Of each layer, over texts of token ids int32 [T]; no n-gram spans two texts. Counts end at
+    2**32 - 1. Takes 4 bytes of memory for each row of the tables meanwhile, and 4 for each row id
+    of 4 million tokens, those of all layers and columns."""
     counts = [np.zeros(num_rows, np.uint32) for num_rows in layout.num_embeddings]
     lookback = layout.config.max_ngram_size - 1
     pending: list[npt.NDArray[np.int32]] = []
@@ -151,7 +153,8 @@ def _add(
         ):
             rows = np.concatenate([part[:, layer_idx, column] for part in ids])
             read = np.bincount(rows[rows >= 0] - offset, minlength=num_rows)
-            layer[offset : offset + num_rows] += read.astype(np.uint32)
+            part = layer[offset : offset + num_rows]
+            np.minimum(part + read, _MOST_READS, out=part, casting="unsafe")
 
 
 def _of_counts(counts: npt.NDArray[np.uint32]) -> RowCounts:

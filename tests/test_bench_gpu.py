@@ -131,6 +131,7 @@ def test_paths_of_a_table_in_gpu_memory_are_not_explained(capsys):
         (["--place", "host", "--hot-text", "a"], "--hot-text: expected with --text, found it with"),
         (["--place", "host", "--text", "a", "--hot-gib", "1"], "--hot-gib: expected with --hot-te"),
         (["--place", "host", "--text", "a", "--explain"], "--explain: expected with random rows"),
+        (["--hot-text", "a", "--hot-gib", "0"], "--hot-gib: expected 0.001 to 1e+06, found '0'"),
     ],
 )
 def test_texts_that_go_with_nothing(words, message, capsys):

@@ -46,6 +46,19 @@ def test_counts_are_those_of_whole_texts(store, texts, chunk, monkeypatch):
         assert (np.diff(layer.rows) > 0).all()
 
 
+def test_counts_end_where_they_would_begin_again(store, texts):
+    layout = store.layout
+    text = texts[1]
+    positions, ends = np.arange(text.size, dtype=np.int64), np.array([0, text.size], np.int32)
+    ids = ops.hash_ids(layout, store.token_map, text, positions, ends)
+    counts = [np.full(size, 2**32 - 3, np.uint32) for size in layout.num_embeddings]
+    row_counts._add(layout, counts, [ids])
+    for layer, counter in zip(counts, counted_one_by_one(store, [text]), strict=True):
+        assert max(counter.values()) > 2
+        for row, count in counter.items():
+            assert layer[row] == min(2**32 - 3 + count, 2**32 - 1)
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 50, 10**6])
 def test_hot_rows_are_those_read_most(store, texts, num_rows):
     row_bytes = packed_row_bytes(store.config.head_dim)
@@ -103,7 +116,7 @@ def test_command(run, files, store, tmp_path):
     assert hot.dtype == row_counts.COUNTS_DTYPE
     assert (hot["count"] % 2 == 0).all()  # the text was given twice
     reads = [order["reads"] for layer in document["layers"] for order in layer["orders"]]
-    assert hot["count"].sum() == sum(reads)  # 2 GiB hold them all
+    assert hot["count"].sum() == sum(reads)  # 1 GiB holds them all
     code, out, _ = run("tables", "count", "store", "--text", "text", "--gib", "0")
     assert code == 0
     assert "0 GiB" in out
@@ -115,6 +128,7 @@ def test_command(run, files, store, tmp_path):
         (("--text", "text", "--gib", "-1"), "--gib: expected 0 to 1e+06, found"),
         (("--text", "text", "--gib", "1,x"), "--gib: expected 0 to 1e+06, found"),
         (("--text", "text", "--gib", "1,1,1,1,1"), "those of n-gram orders 2 to"),
+        (("--text", "text", "--gib", "0", "--output", "o"), "--gib: expected room for a row with"),
         (("--text", "missing"), "missing"),
         (("--text", "text", "--output", "text"), "text"),
     ],

@@ -24,8 +24,7 @@ from ..bench import (
     GPU_BENCHES,
     gpu,
     lookup_disk,
-    lookup_host,
-    lookup_text,
+    ops,
     prefetch,
     report,
     tables,
@@ -33,10 +32,9 @@ from ..bench import (
 )
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
-from ..bench.ops import bench_hash, bench_lookup
 from ..bench.rivals import Rivals
 from ..figure import new_figure
-from . import bench_serving, console, shared_options
+from . import bench_lookup, bench_serving, console, shared_options
 
 EXAMPLE = "trtllm-engram bench lookup --tokens 1,8192 --plot lookup.png"
 
@@ -45,17 +43,15 @@ _OPS_TABLE_GB = 2.0
 _GPU_TABLE_GB = 13.0
 _HOST_TABLE_GB = 71.0  # 64 GiB of values
 _FILE_GB = 2.0
-_HOT_GIB = 2.0
 _RANKS = 4
 _STYLES = {True: "green", False: "yellow", None: ""}  # of a target met, missed, or none
-_TEXT_OPTIONS = ("text", "hot_text", "hot_gib")
 # The options of each kind of benchmark that not all have.
 _OPTIONS = {
     "ops": ("file_gb", "dir"),
     "tables": ("file_gb", "dir", "ranks", "memory"),
     "serving": bench_serving.OPTIONS,
     "gpu": ("tokens", "rivals", "plot", "output"),
-    "lookup": ("tokens", "rivals", "plot", "output", "place", "explain", *_TEXT_OPTIONS),
+    "lookup": ("tokens", "rivals", "plot", "output", *bench_lookup.OPTIONS),
     "prefetch": ("tokens", "plot", "output"),
     "disk": ("tokens", "place", "file_gb", "dir"),
 }
@@ -122,37 +118,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="GPU: kernels of vLLM and SGLang, measured in turns with ours",
     )
-    parser.add_argument(
-        "--place",
-        choices=("device", "host", "disk"),
-        help="lookup: where the table is (default: device); disk: by the CPU, of files in --dir",
-    )
-    parser.add_argument(
-        "--explain",
-        action="store_true",
-        default=None,
-        help="lookup --place host: every path beside the one that is chosen",
-    )
-    parser.add_argument(
-        "--text",
-        metavar="FILE",
-        nargs="+",
-        type=Path,
-        help="lookup --place host: rows that these texts read, in place of random ones",
-    )
-    parser.add_argument(
-        "--hot-text",
-        metavar="FILE",
-        nargs="+",
-        type=Path,
-        help="lookup --text: the rows that these others read most are kept by the GPU",
-    )
-    parser.add_argument(
-        "--hot-gib",
-        metavar="GIB",
-        type=shared_options.number(0, 1e6),
-        help=f"lookup --hot-text: of its memory for them (default: {_HOT_GIB:g})",
-    )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="GPU: write a picture (PNG)")
     parser.add_argument(
         "--output",
@@ -160,6 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="GPU: write the results there, where rows of other benchmarks stay",
     )
+    bench_lookup.add_arguments(parser)
     bench_serving.add_arguments(parser)
     console.add_json_option(parser)
 
@@ -180,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         args.file_gb = _FILE_GB
     if args.ranks is None:
         args.ranks = _RANKS
-    _check_lookup(args)
+    bench_lookup.check(args)
     runners = {
         "ops": _run_ops,
         "tables": _run_tables,
@@ -191,19 +157,6 @@ def run(args: argparse.Namespace) -> int:
         "disk": _run_disk,
     }
     return runners[kind](args)
-
-
-def _check_lookup(args: argparse.Namespace) -> None:
-    for option in ("explain", "text"):
-        if getattr(args, option) and args.place != "host":
-            found = args.place or "device"
-            raise InputError(f"--{option}: expected with --place host, found {found}")
-    if args.explain and args.text:
-        raise InputError("--explain: expected with random rows, found --text")
-    if args.hot_text and not args.text:
-        raise InputError("--hot-text: expected with --text, found it without")
-    if args.hot_gib is not None and not args.hot_text:
-        raise InputError("--hot-gib: expected with --hot-text, found it without")
 
 
 def _run_gpu(args: argparse.Namespace) -> int:
@@ -246,12 +199,8 @@ def _cases(
 ) -> Iterator[gpu.Case]:
     if name == "prefetch":
         return prefetch.cases(tokens, args.table_gb, timelines)
-    if args.text:
-        hot_gib = _HOT_GIB if args.hot_gib is None else args.hot_gib
-        texts = lookup_text.Texts(args.text, args.hot_text or [], hot_gib)
-        return lookup_text.cases(tokens, args.table_gb, rivals, texts)
-    if args.place == "host":
-        return lookup_host.cases(tokens, args.table_gb, rivals, bool(args.explain))
+    if name == "lookup":
+        return bench_lookup.cases(args, tokens, rivals)
     module = importlib.import_module(f"..bench.{name}", __package__)
     cases: Iterator[gpu.Case] = module.cases(tokens, args.table_gb, rivals)
     return cases
@@ -318,9 +267,9 @@ def _run_ops(args: argparse.Namespace) -> int:
     folder = Path(args.dir or tempfile.gettempdir())
     with console.status(args) as note:
         note("lookup")
-        measurements = bench_lookup(int(args.table_gb * _GB))
+        measurements = ops.bench_lookup(int(args.table_gb * _GB))
         note("hash")
-        measurements += bench_hash()
+        measurements += ops.bench_hash()
         note("files")
         with _scratch(folder) as scratch:
             measurements += bench_files(scratch, int(args.file_gb * _GB))

@@ -11,6 +11,7 @@ import numpy as np
 from trtllm_engram.builder.files import refuse_to_replace, write_aside
 from trtllm_engram.plugins.errors import InputError
 
+from ...row import packed_row_bytes
 from ...row_counts import OrderShare, count_rows, shares, to_array
 from ...store import open_store
 from ...text import encode, read_text
@@ -37,8 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gib",
         type=_budgets,
-        default=[2.0],
-        help="of hot rows, of each table, or A,B,...: of each n-gram order (default: 2)",
+        default=[shared_options.HOT_GIB],
+        help="of hot rows, of each table, or A,B,...: of each n-gram order (default: "
+        f"{shared_options.HOT_GIB:g}, as hot_gib's); as many rows fill a GPU's index, which then "
+        "leaves the least read seventh out",
     )
     parser.add_argument(
         "--output",
@@ -63,6 +66,11 @@ def run(args: argparse.Namespace) -> int:
             f"{num_orders + 1}, found {len(args.gib)}"
         )
     budgets = [int(gib * _GIB) for gib in args.gib]
+    row_bytes = packed_row_bytes(layout.config.head_dim)
+    if args.output is not None and max(budgets) < row_bytes:
+        raise InputError(
+            f"--gib: expected room for a row with --output, {row_bytes} bytes, found {max(budgets)}"
+        )
     with console.progress(args, "counting", "texts") as report:
         tokens = []
         for done, name in enumerate(args.text, start=1):
