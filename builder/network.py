@@ -43,8 +43,10 @@ DATA_TYPES = {
     "bool": "BOOL",
 }
 _FP8_MAX = 448.0
-# By address: what TensorRT reads when it builds.
-_arrays: weakref.WeakKeyDictionary[Network, dict[int, Host]] = weakref.WeakKeyDictionary()
+# What TensorRT reads when it builds.
+_constants_by_address: weakref.WeakKeyDictionary[Network, dict[int, Host]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class HashIds(NamedTuple):
@@ -326,7 +328,7 @@ def mark_output(network: Network, name: str, tensor: ITensor) -> None:
 
 def _keep(network: Network, array: Host) -> Host:
     """The array, kept as long as the network is."""
-    kept = _arrays.setdefault(network, {})
+    kept = _constants_by_address.setdefault(network, {})
     first = kept.setdefault(array.ctypes.data, array)
     if (first.dtype, first.size) == (array.dtype, array.size):
         return array

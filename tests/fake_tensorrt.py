@@ -95,6 +95,7 @@ class Network:
 
     def __init__(self) -> None:
         self.layers: list[Layer] = []
+        self.constants: list[Weights] = []
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         self.tables: Mapping[str, Any] = {}
@@ -108,6 +109,7 @@ class Network:
         return made
 
     def add_constant(self, shape: Any, weights: Any) -> Layer:
+        self.constants.append(weights)
         array = weights.array().reshape(shape)
         return self.add(lambda: (array,), [], (weights.dtype, tuple(shape)))
 

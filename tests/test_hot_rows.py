@@ -179,6 +179,31 @@ def test_the_same_bits(bound, form, path, scales, num_tokens):
 
 
 @pytest.mark.gpu
+@every_form
+@ANY_PATH
+def test_from_a_row_on(bound, form, path):
+    """Where the table begins with row 7, as a rank's of heads = true may, ids are still all's."""
+    config, bind = bound
+    ids = some_ids(config, 8, 700)
+    ids[:50] = np.arange(50)[:, None] % 20
+    tables = bind(half_of(config, ids))
+    device = Torch()
+
+    def view():
+        args = _native.table_view("hot", 0)
+        args.first_row, args.num_rows = 7, args.num_rows - 7
+        args.values += 7 * 256
+        args.scales += 7 * 8
+        return args
+
+    found = look_up(form, view, device.put(ids), path)
+    kept = np.where((ids >= 0) & (ids < 7), -1, ids)
+    for actual, wanted in zip(found, twin(form, *formula_rows(config, kept)), strict=True):
+        np.testing.assert_array_equal(device.get(actual), wanted)
+    assert sum(tables.describe()["hot"]["hot"]["found"].values()) > 0
+
+
+@pytest.mark.gpu
 @ANY_PATH
 def test_all_rows_hot_and_none(bound, path):
     config, bind = bound

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """builder.network: nodes without TensorRT; on a GPU an engine of each function against the ops."""
 
+import sys
+
+import fake_tensorrt
 import generators
 import ml_dtypes
 import numpy as np
@@ -32,6 +35,19 @@ CASES += [("hash_full", "chunk"), ("hash_tiny", "chunk")]
 @pytest.fixture
 def rng():
     return np.random.default_rng(4)
+
+
+def test_constants_that_differ_lie_at_addresses_that_differ(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.make())
+    net, whole = fake_tensorrt.Network(), np.arange(12, dtype=np.float32)
+    arrays = [whole, whole[:5], whole, whole.reshape(3, 4), whole.view(np.int32)]
+    for array in arrays:
+        network.constant(net, array)
+    for weights, array in zip(net.constants, arrays, strict=True):
+        np.testing.assert_array_equal(weights.array(), array.ravel())
+    first, part, again, shaped, typed = (weights.address for weights in net.constants)
+    assert first == again == shaped == whole.ctypes.data
+    assert len({first, part, typed}) == 3
 
 
 def bf16(rng, *shape):

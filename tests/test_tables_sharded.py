@@ -23,6 +23,7 @@ from engines import small_store, tensor_bytes
 from trtllm_engram.builder.formula import row_bytes
 from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
 from trtllm_engram.runtime import Store
+from trtllm_engram.runtime.row_counts import COUNTS_DTYPE
 
 SEED = 3
 SHARDED = {"placement": "device_sharded"}
@@ -283,6 +284,30 @@ def check_heads(store: Store, where: str, size: int, **options: Any) -> None:
             assert size == 1 or not any(bytes.fromhex(rank.result()))
             first = mine.stop
         assert first == columns
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("where", ["cpu", pytest.param("one", marks=pytest.mark.gpu)])
+def test_heads_with_hot_rows(small: Store, tmp_path: Path, where: str) -> None:
+    """Each rank keeps those of its own columns, and finds them by the table's row ids."""
+    config = small.config
+    half = config.num_columns // 2
+    offsets = small.layout.offsets[0]
+    rows = np.concatenate([offsets[:2], offsets[half] + np.arange(5)])
+    hot = np.zeros(rows.size, COUNTS_DTYPE)
+    hot["layer"], hot["row"], hot["count"] = 1, rows, 1
+    np.save(tmp_path / "hot.npy", hot)
+    options = {"placement": "host", "hot_rows": str(tmp_path / "hot.npy")}
+    with started(where, 2, small, heads=True, **options) as ranks:
+        described = [rank.result()["engram_1"] for rank in ranks]
+        assert [one["first_column"] for one in described] == [0, half]
+        assert [one["hot"]["num_rows"] for one in described] == [2, 5]
+        for first, rank in zip((0, half), ranks, strict=True):
+            ids = np.full((3, half), rows[-1 if first else 0], np.int32)
+            ids[1] = offsets[first : first + half]
+            wanted = np.concatenate(row_bytes(config, 1, ids, SEED), axis=-1)
+            rank.ask("lookup", name="engram_1", ids=ids.tolist())
+            assert rank.result() == wanted.tobytes().hex()
 
 
 @pytest.mark.multiproc
