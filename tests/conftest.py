@@ -52,7 +52,7 @@ def why_no_gpus() -> str:
 
 def why_no_tensorrt() -> str:
     """Empty where there is a TensorRT to test against."""
-    return "" if tensorrt_installs.installs() else "no TensorRT"
+    return tensorrt_installs.why_none()
 
 
 def why_no_triton() -> str:
@@ -86,7 +86,7 @@ NEEDS: dict[str, Callable[[], str]] = {
 COMMANDS = {
     "gpu": "`make test-gpu` on a machine with one runs them",
     "gpus": "`make test-gpu` on a machine with two runs them",
-    "trt": "`make tensorrt` brings it",
+    "trt": "`make tensorrt`, with no TENSORRT_ROOT, brings one",
     "triton": "`make triton` brings it",
     "engine": "`.venv/bin/pip install 'trtllm-engram[tensorrt]'` brings it",
 }

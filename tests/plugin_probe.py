@@ -2,7 +2,7 @@
 """Run by test_plugins_registry.py in a process of its own: brings the plugins into a TensorRT in
 one of several ways, does one thing with them, and prints JSON.
 
-usage: plugin_probe.py WAY ACTION
+usage: plugin_probe.py WAY ACTION MODULE, of TensorRT's bindings
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ RIGHT: dict[str, dict[str, Any]] = {
 }
 
 
-def bring(way: str, library: str) -> Any:
+def bring(way: str, library: str, module: str) -> Any:
     if way == "dlopen_first":
         ctypes.CDLL(library)
-    trt = importlib.import_module("tensorrt_bindings")
+    trt = importlib.import_module(module)
     registry = trt.get_plugin_registry()
     if way in ("dlopen", "dlopen_and_load", "load_and_dlopen"):
         if way == "load_and_dlopen":
@@ -117,8 +117,8 @@ def second_copy(trt: Any) -> Any:
         }
 
 
-def main(way: str, action: str) -> None:
-    trt = bring(way, str(library_path()))
+def main(way: str, action: str, module: str) -> None:
+    trt = bring(way, str(library_path()), module)
     result = {
         "creators": creators,
         "fields": fields,

@@ -38,7 +38,7 @@ def probe(install: Install, way: str, action: str) -> tuple[Any, str]:
     if way == "preload":
         environment["LD_PRELOAD"] = f"{install.library} {library_path()}"
     done = subprocess.run(
-        [sys.executable, str(PROBE), way, action],
+        [sys.executable, str(PROBE), way, action, install.module],
         env=environment,
         capture_output=True,
         text=True,
@@ -46,7 +46,7 @@ def probe(install: Install, way: str, action: str) -> tuple[Any, str]:
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["version"].startswith(install.version)
+    assert answer["version"] == install.version
     return answer["result"], done.stderr
 
 
