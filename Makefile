@@ -88,7 +88,8 @@ test-all:
 	@$(MAKE) --no-print-directory test MARKERS='slow or not slow'
 	@$(call timed,test-mutants)
 
-# Ops, tables, engines and polygraphy; fails where TensorRT or anything else for them is missing.
+# Ops, tables, engines and polygraphy; says at once what it lacks of
+# `.venv/bin/pip install cuda-bindings tensorrt torch`, and runs no test then.
 test-gpu: build
 	TRTLLM_ENGRAM_REQUIRE=gpu,engine $(BIN)/pytest -m gpu
 
@@ -131,6 +132,7 @@ help:
 	@echo "make triton        brings the Triton Inference Server that tests start (330 MB)"
 	@echo "make test-fuzz     a part of it: libFuzzer over the C++ parsers, where clang has it"
 	@echo "make test-all      with slow tests and mutants; test-mutants runs those alone"
-	@echo "make test-gpu      ops, engines and polygraphy on a GPU, with a TensorRT that builds"
+	@echo "make test-gpu      ops, engines and polygraphy on a GPU; before, once:"
+	@echo "                   .venv/bin/pip install cuda-bindings tensorrt torch"
 	@echo "make bench         GPU kernels, with RIVALS=DIR against others'; writes docs/performance.*"
 	@echo "make sanitize-gpu  those under compute-sanitizer's memcheck, racecheck, synccheck"

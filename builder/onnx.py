@@ -204,6 +204,4 @@ def _import_onnx() -> Any:
     try:
         return importlib.import_module("onnx")
     except ImportError:
-        raise EngramError(
-            "ONNX: expected the package onnx, found none: pip install 'trtllm-engram[onnx]'"
-        ) from None
+        raise EngramError("ONNX: expected the package onnx, found none: pip install onnx") from None

@@ -155,8 +155,7 @@ def import_tensorrt() -> Any:
             )
         return module
     raise EngramError(
-        "TensorRT: expected the Python package tensorrt, found none; "
-        "pip install 'trtllm-engram[tensorrt]'"
+        "TensorRT: expected the Python package tensorrt, found none; pip install tensorrt"
     )
 
 

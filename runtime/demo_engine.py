@@ -30,7 +30,7 @@ _REPEATS = 20
 def why_no_tensorrt() -> str:
     """Why no engine can be built here, in a few words; "" where one can."""
     if not any(map(importlib.util.find_spec, TENSORRT_MODULES)):
-        return "none is installed: pip install 'trtllm-engram[tensorrt]'"
+        return "none is installed: pip install tensorrt"
     try:
         import_tensorrt()
     except EngramError as error:

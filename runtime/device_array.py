@@ -27,8 +27,8 @@ def cuda(function: str, *arguments: Any) -> Any:
         runtime = importlib.import_module("cuda.bindings.runtime")
     except ImportError:
         raise EngramError(
-            "CUDA arrays: expected torch tensors or the package cuda-python, found neither: "
-            "pip install 'trtllm-engram[cuda]'"
+            "CUDA arrays: expected torch tensors or the package cuda-bindings, found neither: "
+            "pip install cuda-bindings"
         ) from None
     status, *results = getattr(runtime, function)(*arguments)
     if int(status) != 0:

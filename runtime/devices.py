@@ -20,7 +20,7 @@ def why_no_gpu() -> str:
     if why := _why_library_has_none():
         return why
     if importlib.util.find_spec("cuda") is None:
-        return "cuda-python is missing: pip install 'trtllm-engram[cuda]'"
+        return "cuda-bindings is missing: pip install cuda-bindings"
     return ""
 
 

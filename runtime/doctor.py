@@ -66,7 +66,7 @@ def check_library() -> tuple[dict[str, Any], Check]:
     try:
         info = _native.build_info()
     except EngramError as error:
-        problem = Problem(str(error), "pip install --force-reinstall trtllm-engram")
+        problem = Problem(str(error), "pip install --force-reinstall CHECKOUT_OR_WHEEL")
         return {}, Check("library", "not usable", {}, problem)
     cuda = f"CUDA {info['cuda']}" if info["cuda"] else "CPU only"
     text = f"{info['version']}, ABI {info['abi']}, {cuda}"
@@ -115,7 +115,7 @@ def check_gpus(driver: Driver, info: dict[str, Any]) -> list[Check]:
         if info and not info["cuda"]:
             problem = Problem(
                 "the library is a CPU-only build and leaves this GPU alone",
-                "ENGRAM_CUDA=ON pip install --force-reinstall --no-binary :all: trtllm-engram",
+                "ENGRAM_CUDA=ON pip install --force-reinstall CHECKOUT",
             )
         data = {"name": gpu.name, "compute_capability": [major, minor], "sms": gpu.num_sms}
         data |= {

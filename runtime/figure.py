@@ -23,8 +23,7 @@ def new_figure(option: str, width: float, height: float) -> Any:
         figure_class = importlib.import_module("matplotlib.figure").Figure
     except ImportError:
         raise EngramError(
-            f"{option}: expected the package matplotlib, found none: "
-            "pip install 'trtllm-engram[plot]'"
+            f"{option}: expected the package matplotlib, found none: pip install matplotlib"
         ) from None
     return figure_class(figsize=(width, height), layout="constrained")
 

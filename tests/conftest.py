@@ -6,9 +6,10 @@ and a skip for another reason is a failure."""
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ _UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("suite", deadline=None, suppress_health_check=_UNCHECKED)
 settings.load_profile("suite")
 
+# Module and requirement of what tests on a GPU import, beside what the package needs itself.
+GPU_PACKAGES = {"cuda.bindings": "cuda-bindings", "torch": "torch"}
 PARTS = ("gpu", "gpus", "trt", "triton", "engine", "multiproc", "slow")
 
 
@@ -38,7 +41,22 @@ def why_no_gpu() -> str:
     if not _native.build_info()["cuda"]:
         return "the library is built for the CPU alone"
     driver = gpus.probe_driver()
-    return driver.error or ("" if driver.gpus else "no CUDA device")
+    no_driver = driver.error or ("" if driver.gpus else "no CUDA device")
+    return no_driver or why_no_packages(GPU_PACKAGES)
+
+
+def why_no_packages(packages: Mapping[str, str]) -> str:
+    """Empty where all are installed: modules, with the requirements that bring them."""
+    missing = [name for module, name in packages.items() if not _is_installed(module)]
+    command = f".venv/bin/pip install {' '.join(missing)}"
+    return f"no packages {', '.join(missing)}: {command}" if missing else ""
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it lies in
+        return False
 
 
 @functools.cache
@@ -88,7 +106,7 @@ COMMANDS = {
     "gpus": "`make test-gpu` on a machine with two runs them",
     "trt": "`make tensorrt`, with no TENSORRT_ROOT, brings one",
     "triton": "`make triton` brings it",
-    "engine": "`.venv/bin/pip install 'trtllm-engram[tensorrt]'` brings it",
+    "engine": "`.venv/bin/pip install tensorrt` brings it",
 }
 
 

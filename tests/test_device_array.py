@@ -209,5 +209,5 @@ def test_cuda_error(monkeypatch):
 def test_no_cuda_python(monkeypatch):
     """The text names the extra to install."""
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    with pytest.raises(EngramError, match=r"pip install 'trtllm-engram\[cuda\]'$"):
+    with pytest.raises(EngramError, match=r"pip install cuda-bindings$"):
         DeviceArray((3,), np.uint8)

@@ -64,7 +64,7 @@ def test_why_not(machine, driver, cuda, why):
 def test_gpus_are_the_librarys_without_the_package_too(machine, monkeypatch):
     machine(Driver("580.95.05", (13, 0), (GPU,)))
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda _name: None)
-    assert devices.why_no_gpu().startswith("cuda-python is missing: ")
+    assert devices.why_no_gpu().startswith("cuda-bindings is missing: ")
     assert devices.num_gpus() == 1
 
 

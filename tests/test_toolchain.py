@@ -159,6 +159,15 @@ def test_an_older_library_starts_no_test(tmp_path: Path) -> None:
     assert_one_line(result, f"{library_path()}: {text}: make build")
 
 
+def test_packages_that_tests_on_a_gpu_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them in one line, with the command that brings them."""
+    monkeypatch.setenv("TRTLLM_ENGRAM_REQUIRE", "gpu")
+    packages = "{'no_such.part': 'one', 'numpy': 'numpy', 'none_such': 'other'}"
+    result = run_pytest(tmp_path, f"NEEDS['gpu'] = lambda: why_no_packages({packages})", PASSING)
+    text = "expected a machine that runs tests of gpu, found: no packages one, other"
+    assert_one_line(result, f"TRTLLM_ENGRAM_REQUIRE: {text}: .venv/bin/pip install one other")
+
+
 def assert_one_line(result: subprocess.CompletedProcess[str], text: str) -> None:
     assert (result.returncode, result.stdout.strip()) == (4, "")
     assert result.stderr.strip() == f"ERROR: {text}"
@@ -169,8 +178,8 @@ def test_the_last_lines_say_what_was_not_run(tmp_path: Path) -> None:
     needs = "NEEDS.update(gpu=lambda: 'no GPU here', trt=lambda: '', engine=lambda: 'none')"
     marked = "import pytest\npytestmark = [pytest.mark.gpu, pytest.mark.engine]\n" + PASSING
     *_, first, second, count = run_pytest(tmp_path, needs, marked).stdout.splitlines()
-    assert first == "NOT RUN: 1 tests that need engine: none; `.venv/bin/pip install " + (
-        "'trtllm-engram[tensorrt]'` brings it"
+    assert first == (
+        "NOT RUN: 1 tests that need engine: none; `.venv/bin/pip install tensorrt` brings it"
     )
     assert second.startswith("NOT RUN: 1 tests that need gpu: no GPU here; `make test-gpu` on a ")
     assert "1 skipped" in count

@@ -75,7 +75,7 @@ def tritonclient(protocol: str) -> Any:
     except ImportError:
         raise EngramError(
             "bench serving: expected the package tritonclient, found none: "
-            "pip install 'trtllm-engram[triton]'"
+            "pip install 'tritonclient[grpc,http]'"
         ) from None
 
 

@@ -38,8 +38,7 @@ def as_input(array: Host) -> Any:
     torch = _torch()
     if torch is None:
         raise EngramError(
-            "BF16 in polygraphy: expected the package torch, found none: "
-            "pip install 'trtllm-engram[torch]'"
+            "BF16 in polygraphy: expected the package torch, found none: pip install torch"
         )
     return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
 
