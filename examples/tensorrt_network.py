@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An Engram layer in a TensorRT network of your own: built, run, captured. Needs a GPU.
-
-python examples/tensorrt_network.py
-"""
+"""An Engram layer in a TensorRT network of your own: built, run, captured. Needs a GPU."""
 
 import tempfile
 from pathlib import Path
@@ -15,12 +12,15 @@ from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.prepare import prepare
 from trtllm_engram.builder.synthesize import synthesize
 from trtllm_engram.runtime import Tables, open_store
+from trtllm_engram.runtime.demo_engine import why_no_tensorrt
 from trtllm_engram.runtime.device_array import DeviceArray
+from trtllm_engram.runtime.devices import why_no_gpu
 from trtllm_engram.runtime.engine import Engine
 from trtllm_engram.runtime.hidden import SeededHidden
 
 LAYER, MAX_TOKENS = 1, 64
-
+if why := why_no_gpu() or why_no_tensorrt():
+    raise SystemExit(f"expected a GPU and TensorRT: {why}")
 with tempfile.TemporaryDirectory() as folder:
     # A small model in V4.1's layout; `prepare` would be given your checkpoint.
     synthesize(Path(folder, "checkpoint"), engram_vocab_size=1000, hidden_size=1024)

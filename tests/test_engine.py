@@ -264,6 +264,16 @@ def test_example():
     assert eager == replayed
 
 
+def test_example_without_a_gpu(monkeypatch):
+    """One line of what it lacks, and exit code 1."""
+    script = Path(__file__).parents[1] / "examples/tensorrt_network.py"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("expected a GPU and TensorRT: ")
+    assert done.stderr.count("\n") == 1
+
+
 _RELOAD = """
 import hashlib, json, sys
 import numpy as np

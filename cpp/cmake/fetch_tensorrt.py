@@ -124,11 +124,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(RELEASES)}")
     versions = parser.parse_args().versions or list(RELEASES)
+    if unknown := [version for version in versions if version not in RELEASES]:
+        raise SystemExit(f"VERSION: expected one of {', '.join(RELEASES)}; found {unknown[0]!r}")
+    print(f"TensorRT is NVIDIA's, under the NVIDIA TensorRT license: {LICENSE}", flush=True)
     for version in versions:
-        if version not in RELEASES:
-            raise SystemExit(f"VERSION: expected one of {', '.join(RELEASES)}; found {version!r}")
         fetch(version)
-    print(f"TensorRT is NVIDIA's, under the NVIDIA TensorRT license: {LICENSE}")
 
 
 if __name__ == "__main__":
