@@ -301,11 +301,25 @@ def test_table_of_a_comparison(outputs, capsys):
         "output values different max mean max ulps mean ulps bound"
     )
     assert f" {22 / count:.3g} " in next(row for row in lines if row.startswith(OUT))
-    assert lines[-2].split() == ["output", "values", "by", "BF16", "ulps"]
-    assert lines[-1].split(maxsplit=1) == [OUT, f"same: {count - 2}, <= 2: 1, > 16: 1"]
+    shown = f"same: {count - 2}, <= 2: 1, > 16: 1"
+    assert lines[-3].split() == ["output", "values", "by", "BF16", "ulps"]
+    assert lines[-2].split(maxsplit=1) == [OUT, shown]
+    assert lines[-1] == "rows: not compared (build --check-outputs)"
+    assert line(comparisons[0]).endswith(f"bound: 3 BF16 ulps: BROKEN ({shown})")
     assert f"mean {comparisons[0].mean_abs:.3g} ({22 / count:.3g} BF16 ulps)" in line(
         comparisons[0]
     )
+
+
+@pytest.mark.parametrize("named", [rows_name(1), packed_names(1)[0]])
+def test_compared_rows_need_no_note(outputs, capsys, named):
+    found = {name: outputs[name] for name in (OUT, hidden_out_name(14))}
+    for part, is_compared in ((found, False), (found | {named: outputs[named]}, True)):
+        comparisons = compare(part, outputs)
+        _print(argparse.Namespace(json=False), comparisons)
+        assert ("rows: not compared" in capsys.readouterr().out) != is_compared
+        _print(argparse.Namespace(json=True), comparisons)
+        assert json.loads(capsys.readouterr().out)["rows_compared"] == is_compared
 
 
 def test_histogram_as_png(outputs, tmp_path):
@@ -362,16 +376,37 @@ def test_polygraphy_reference(store, tmp_path):
     model.touch()
     options = ["--engram-store", store.path, "--engram-hidden-dtype", "float32"]
     sizes = ["--engram-sizes", "5x2", "0x1", "1x1"]
-    done = polygraphy(model, "--engram-ref", "--engram-ref", *options, *sizes)
+    png = tmp_path / "ulps.png"
+    picture = ["--engram-png", png] if importlib.util.find_spec("matplotlib") else []
+    done = polygraphy(model, "--engram-ref", "--engram-ref", *options, *sizes, *picture)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Passed: 3/3 iterations" in done.stdout
     assert f"{OUT}: {5 * 4 * 160} values, 0 different" in done.stdout
+    assert f"bound: 3 BF16 ulps: ok (same: {5 * 4 * 160})" in done.stdout
+    assert "rows: not compared" not in done.stdout
+    assert not picture or png.read_bytes().startswith(b"\x89PNG")
 
 
 def test_polygraphy_needs_a_store(tmp_path):
     done = polygraphy(tmp_path / "unread.onnx", "--engram-ref")
     assert done.returncode != 0
     assert "--engram-ref: expected --engram-store STORE" in done.stdout + done.stderr
+
+
+def test_polygraphy_says_that_rows_were_not_compared(store, outputs, tmp_path, capsys):
+    """Of an engine without check outputs; and draws all iterations in one picture."""
+    pytest.importorskip("polygraphy", reason="the extra `polygraphy` is not installed")
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    from trtllm_engram.runtime.compare import polygraphy_runner as runner
+
+    png = tmp_path / "ulps.png"
+    runner.configure(str(store.path), sizes=[(37, 3)], placement="none", png=str(png))
+    found = {name: outputs[name].view(np.uint16) for name in (OUT, hidden_out_name(14))}
+    for _ in range(2):
+        assert all(runner.compare_outputs(found, outputs).values())
+        assert "rows: not compared (build --check-outputs)" in capsys.readouterr().out
+    assert [len(part) for part in runner.setup().parts] == [2, 2]
+    assert png.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ..compare import Comparison, Reference, compare, make_feeds
 from ..compare.plot import write_histogram
 from ..compare.report import HIDDEN_LIMIT_BF16_ULPS, merge
 from ..compare.sizes import DEFAULT_SIZES, parse_size
-from ..compare.text import bound, histogram, verdict
+from ..compare.text import bound, histogram, rows_note, verdict
 from ..engine import Engine
 from ..engine_session import check_engine
 from ..figure import new_figure
@@ -128,7 +128,8 @@ def _print(args: argparse.Namespace, comparisons: list[Comparison]) -> None:
     if args.json:
         passed = all(comparison.passed for comparison in comparisons)
         outputs = [comparison.to_json() for comparison in comparisons]
-        console.print_json({"passed": passed, "outputs": outputs})
+        rows_compared = not rows_note(comparisons)
+        console.print_json({"passed": passed, "rows_compared": rows_compared, "outputs": outputs})
         return
     headings = (
         "output",
@@ -160,3 +161,5 @@ def _print(args: argparse.Namespace, comparisons: list[Comparison]) -> None:
     if shown:
         console.stdout().print()
         console.print_table(("output", "values by BF16 ulps"), shown)
+    if note := rows_note(comparisons):
+        console.stdout().print(note)

@@ -35,6 +35,7 @@ _OPTIONS = (
     "hidden_dtype",
     "history",
     "placement",
+    "png",
 )
 _SCRIPT = Path(__file__).with_name("polygraphy_script.py")
 
@@ -104,6 +105,7 @@ class EngramReferenceArgs(BaseRunnerArgs):  # type: ignore[misc]
             default="host",
             help="where the tables are bound; none: as TRTLLM_ENGRAM_TABLES says (default: host)",
         )
+        add("--engram-png", metavar="FILE", help="write the histogram of ulps")
 
     def parse_impl(self, args: argparse.Namespace) -> None:
         self.setup = {name: args_util.get(args, f"engram_{name}") for name in _OPTIONS}

@@ -11,7 +11,8 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from polygraphy.backend.base import BaseRunner
@@ -23,13 +24,15 @@ from trtllm_engram.builder.model import ModelOptions, input_shapes
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.plugins.registration import import_tensorrt, register
 
+from ..figure import new_figure
 from ..store import Store, open_store
 from ..tables import Tables
 from .feeds import make_feeds
+from .plot import write_histogram
 from .reference import MAGNITUDE, Reference
-from .report import HIDDEN_LIMIT_BF16_ULPS, compare
+from .report import HIDDEN_LIMIT_BF16_ULPS, Comparison, compare, merge
 from .sizes import falling
-from .text import line
+from .text import line, rows_note
 from .torch_arrays import as_input, as_output, to_numpy
 
 
@@ -41,6 +44,8 @@ class Setup:
     seed: int
     limit: float
     tables: Tables | None  # None: bound by TRTLLM_ENGRAM_TABLES
+    png: Path | None
+    parts: list[list[Comparison]] = field(default_factory=list)  # by iteration, for the picture
 
 
 _setup: Setup | None = None
@@ -66,17 +71,22 @@ def configure(
     seed: int = 0,
     limit: float = HIDDEN_LIMIT_BF16_ULPS,
     placement: str = "host",
+    png: str | None = None,
 ) -> None:
     """Says what runner, data and comparison are about; binds the store's tables, unless placement
-    is "none"."""
+    is "none". A picture of ulps in png, where one is named, grows with each iteration."""
     global _setup
     opened = open_store(store, checkpoint)
+    if png is not None:
+        opened.check_output(Path(png))
+        new_figure("png", 1, 1)  # is matplotlib there?
     tables = None if placement == "none" else Tables.of_store(opened, placement=placement)
     with contextlib.suppress(EngramError):  # no TensorRT: other runners are fine too
         # The library is loaded by now, so polygraphy's --plugins would not register it any more.
         register(import_tensorrt())
     options = ModelOptions(hidden_dtype, history)
-    _setup = Setup(opened, options, falling(sizes), seed, limit, tables)
+    picture = None if png is None else Path(png)
+    _setup = Setup(opened, options, falling(sizes), seed, limit, tables, picture)
 
 
 def setup() -> Setup:
@@ -102,9 +112,16 @@ def compare_outputs(one: Any, other: Any) -> OrderedDict[str, bool]:
     is_first = any(name.endswith(MAGNITUDE) for name in first)
     found, expected = (second, first) if is_first else (first, second)
     results: OrderedDict[str, bool] = OrderedDict()
-    for comparison in compare(found, expected, setup().limit):
+    chosen = setup()
+    comparisons = compare(found, expected, chosen.limit)
+    for comparison in comparisons:
         (G_LOGGER.finish if comparison.passed else G_LOGGER.error)(line(comparison))
         results[comparison.name] = comparison.passed
+    if note := rows_note(comparisons):
+        G_LOGGER.warning(note)
+    if chosen.png is not None:
+        chosen.parts.append(comparisons)
+        write_histogram(chosen.png, merge(chosen.parts))
     return results
 
 

@@ -89,6 +89,11 @@ def _is_hidden(name: str) -> bool:
     return re.fullmatch(r"layers\.\d+\.hidden_out", name) is not None
 
 
+def is_of_rows(name: str) -> bool:
+    """Whether an output holds a table's rows, as they are or packed."""
+    return re.fullmatch(r"layers\.\d+\.(rows|values)", name) is not None
+
+
 def merge(parts: list[list[Comparison]]) -> list[Comparison]:
     """The comparisons of several feeds as one, by output."""
     by_name: dict[str, list[Comparison]] = {}
