@@ -2,7 +2,11 @@
 """The layers of a store as an ONNX model, whose nodes TensorRT's parser turns into our plugins.
 
     export(open_store("store"), "engram.onnx")
-    trtexec --onnx=engram.onnx --stronglyTyped --staticPlugins=$(trtllm-engram library-path)
+    trtexec --onnx=engram.onnx --stronglyTyped --staticPlugins=$(trtllm-engram library-path) \\
+        --minShapes=... --optShapes=... --maxShapes=...
+
+Without shapes trtexec makes every dynamic size 1, and a cu_seqlens of one number is no request at
+all; examples/polygraphy has all of them written out. trtexec itself has not been run.
 
 Inputs and outputs are those of model.py. The nodes' domain is trt.plugins: the parser ignores it,
 and checkers leave nodes of other domains than ONNX's own alone.
