@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import queue
-
 import numpy as np
 import pytest
 from command_line import TEXT
-from triton_asking import ALL, PROTOCOLS, ask, check, hidden_of, ids_of, output, wrap
+from triton_asking import ALL, PROTOCOLS, ask, ask_at_once, check, hidden_of, ids_of
 from triton_server import MARKS
-from waiting import PATIENCE
 
 pytest_plugins = ["triton_fixtures"]
 pytestmark = MARKS
@@ -56,19 +53,7 @@ def test_rows_of_a_batch_are_texts_of_their_own(server, store, expected):
 def test_requests_of_any_sizes_side_by_side(server, store, expected):
     """Sent at once: the server packs what waits."""
     ids = ids_of(expected, store)
-    connection = server.connect("grpc")
-    answers: queue.Queue = queue.Queue()
-    outputs = [output(connection, name) for name in ALL]
     sizes = [1 + number * 7 % ids.size for number in range(64)]
-    for size in sizes:
-        inputs = {"token_ids": ids[None, :size], **hidden_of(store, 0, size)}
-        connection.async_infer(
-            "engram",
-            wrap(connection, inputs),
-            lambda result, error, size=size: answers.put((size, result, error)),
-            outputs=outputs,
-        )
-    for _ in sizes:
-        size, result, error = answers.get(timeout=PATIENCE)
-        assert error is None
-        check({name: result.as_numpy(name) for name in ALL}, expected, 0, size)
+    asked = [{"token_ids": ids[None, :size], **hidden_of(store, 0, size)} for size in sizes]
+    for number, answer in ask_at_once(server.connect("grpc"), asked):
+        check(answer, expected, 0, sizes[number])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import queue
 import re
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import reference
 from command_line import TEXT
 from engine_cases import MAX_TOKENS, build_plan
 from engines import on_gpu, small_store
-from triton_asking import ALL, LAYERS, PROTOCOLS, ask, hidden_of, output, wrap, write_model
+from triton_asking import ALL, LAYERS, PROTOCOLS, ask, ask_at_once, hidden_of, write_model
 from triton_server import MARKS, client, make_python, serve
-from waiting import PATIENCE
 
 from trtllm_engram.plugins.registration import import_tensorrt
 from trtllm_engram.runtime import Tables
@@ -132,22 +130,10 @@ def test_text(server, store, made_by_ops):
 @on_gpu
 def test_requests_of_any_sizes_side_by_side(server, store, made_by_ops):
     """Sent at once: the server packs what waits, more than the engine takes at a time."""
-    connection, answers = server.connect("grpc"), queue.Queue()
-    outputs = [output(connection, name) for name in ALL]
     sizes = [1 + number * 11 % MAX_TOKENS for number in range(40)]
     texts = [text_of(store, size, size) for size in sizes]
-    for number, ids in enumerate(texts):
-        inputs = {"token_ids": ids[None], **hidden_of(store, 0, ids.size)}
-        connection.async_infer(
-            "engram",
-            wrap(connection, inputs),
-            lambda result, error, number=number: answers.put((number, result, error)),
-            outputs=outputs,
-        )
-    for _ in texts:
-        number, result, error = answers.get(timeout=PATIENCE)
-        assert error is None, error
-        answer = {name: result.as_numpy(name) for name in ALL}
+    asked = [{"token_ids": ids[None], **hidden_of(store, 0, ids.size)} for ids in texts]
+    for number, answer in ask_at_once(server.connect("grpc"), asked):
         answered(store, made_by_ops(texts[number]), answer, 0, texts[number].size)
 
 

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import queue
+
 import ml_dtypes
 import numpy as np
 from command_line import TEXT
 from triton_server import client
+from waiting import PATIENCE
 
 from trtllm_engram.runtime.cli import main
 from trtllm_engram.runtime.hidden import SeededHidden
@@ -34,6 +37,24 @@ def ask(connection, inputs, outputs, model="engram", **options):
     made = [output(connection, name) for name in outputs]
     answer = connection.infer(model, wrap(connection, inputs), outputs=made, **options)
     return {name: answer.as_numpy(name) for name in outputs}
+
+
+def ask_at_once(connection, asked):
+    """Sends all inputs before the first answer: yields each answer's number among them, and what it
+    has of ALL, as they come."""
+    answers = queue.Queue()
+    outputs = [output(connection, name) for name in ALL]
+    for number, inputs in enumerate(asked):
+        connection.async_infer(
+            "engram",
+            wrap(connection, inputs),
+            lambda result, error, number=number: answers.put((number, result, error)),
+            outputs=outputs,
+        )
+    for _ in asked:
+        number, result, error = answers.get(timeout=PATIENCE)
+        assert error is None, error
+        yield number, {name: result.as_numpy(name) for name in ALL}
 
 
 def module_of(connection):

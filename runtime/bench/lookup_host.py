@@ -114,16 +114,24 @@ def _to_bf16(
             path = (_native.LookupPath.SORTED, blocks)
             contenders[f"sorted, {blocks}"] = look_up(ids, others, path)
     row = "host lookup to BF16"
+    check = bf16_check(row, expected, first, others)
+    num_bytes = ids.numel() * packed_row_bytes(HEAD_DIM)
+    return Case(row, num_tokens, num_bytes, contenders, check, _targets(num_tokens))
+
+
+def bf16_check(row: str, expected: Any, first: Any, others: Any) -> Callable[[str, Any], None]:
+    """Holds each contender's rows against the expected ones of the first tokens and the first
+    contender's, and clears what the others share, so that each writes it all."""
+    torch = load_torch()
 
     def check(name: str, rows: Any) -> None:
         few = rows[: len(expected)].view(torch.int16).cpu().numpy()
         right = np.array_equal(few, expected.view(np.int16))
         same = torch.equal(rows.view(torch.int16), first.view(torch.int16))
-        others.zero_()  # the next one is to write it all
-        expect(right and same, row, num_tokens, name)
+        others.zero_()
+        expect(right and same, row, len(first), name)
 
-    num_bytes = ids.numel() * packed_row_bytes(HEAD_DIM)
-    return Case(row, num_tokens, num_bytes, contenders, check, _targets(num_tokens))
+    return check
 
 
 def _packed(ids: Any) -> Case:

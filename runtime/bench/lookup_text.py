@@ -28,7 +28,7 @@ from .. import ops, row_counts
 from ..row import packed_row_bytes
 from ..tables import Tables
 from ..text import encode, encode_all, read_text
-from .gpu import OURS, Case, Target, expect, load_torch
+from .gpu import OURS, Case, Target, load_torch
 from .lookup import COLUMNS, HEAD_DIM
 from .lookup_host import (
     AUTO,
@@ -37,6 +37,7 @@ from .lookup_host import (
     NAME,
     SEED,
     HostTable,
+    bf16_check,
     bound_table,
     look_up,
     measure_rates,
@@ -128,14 +129,7 @@ def _case(
     if rivals:
         contenders[VLLM] = rivals.vllm_lookup(table.values, table.host_scales, put, others)
     row = f"host lookup to BF16, {row}"
-
-    def check(name: str, rows: Any) -> None:
-        few = rows[: len(expected)].view(torch.int16).cpu().numpy()
-        right = np.array_equal(few, expected.view(np.int16))
-        same = torch.equal(rows.view(torch.int16), first.view(torch.int16))
-        others.zero_()  # the next one is to write it all
-        expect(right and same, row, num_tokens, name)
-
+    check = bf16_check(row, expected, first, others)
     targets = [Target(VLLM, ratio=1 / 6)] if num_tokens == 8192 else []
     return Case(row, num_tokens, ids.size * packed_row_bytes(HEAD_DIM), contenders, check, targets)
 

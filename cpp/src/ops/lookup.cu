@@ -2,6 +2,7 @@
 #include "engram/ops.h"
 #include "launch.cuh"
 #include "ptx.cuh"
+#include "row_runs.h"
 #include "stage_tiles.cuh"
 #include "table_row.cuh"
 
@@ -70,14 +71,11 @@ __global__ void __launch_bounds__(kRowThreads, kMinBlocks<kForm>)
 template <engram_row_form kForm>
 cudaError_t launch_lookup(const engram_lookup_args& args, cudaStream_t stream) {
   static_assert(kChunkBytes<kForm> == lookup_read_bytes(kForm), "check_lookup_on_gpu asks for it");
-  const int64_t num_out_tokens =
-      kForm == ENGRAM_ROWS_MXFP8_128X4
-          ? row_offset(ceil_div(args.num_tokens, kStageTileRows), kStageTileRows)
-          : args.num_tokens;
+  const int64_t num_out_tokens = num_written_tokens(args);
   const bool few = args.num_tokens <= kFewTokens;
   const RowGrid rows = row_grid(num_out_tokens, args.num_columns,
                                 args.head_dim / kChunkBytes<kForm>, few ? 1 : kTokensInFlight);
-  const bool values_aligned = packed_row_bytes(args.head_dim) % 8 == 0 && is_aligned(8, args.out);
+  const bool values_aligned = takes_wide_stores(args);
   const auto kernel = few ? lookup_kernel<kForm, 1> : lookup_kernel<kForm, kTokensInFlight>;
   return launch(kernel, rows.grid, rows.block, stream, args, num_out_tokens, values_aligned);
 }

@@ -3,16 +3,74 @@
 // not at all. A block takes tokens of one column, so that it counts for one.
 #include <algorithm>
 
-#include "found_rows.cuh"
 #include "hot_index.h"
 #include "launch.cuh"
+#include "ptx.cuh"
 #include "row_runs.h"
+#include "table_row.cuh"
 
 namespace engram {
 namespace {
 
 constexpr int kWarps = 8;
 constexpr int64_t kMaxBlocksPerColumn = 64;
+constexpr int kRowsInFlight = 8;  // of a warp
+
+//! A row of the result, and its bytes.
+struct FoundRow {
+  int64_t token = 0;
+  int column = 0;
+  bool is_written = false;          //!< false: left as it is
+  bool is_lost = false;             //!< no bytes are there: NaN, not zeros
+  const uint8_t* values = nullptr;  //!< 8-byte aligned; null: there are none
+  const uint8_t* scales = nullptr;
+};
+
+__device__ __forceinline__ const uint8_t* shuffle(const uint8_t* address, int lane) {
+  const auto bits = reinterpret_cast<unsigned long long>(address);
+  return reinterpret_cast<const uint8_t*>(__shfl_sync(kWholeWarp, bits, lane));
+}
+
+//! The rows that the first kRowsInFlight lanes have found, wherever they lie: all are loaded before
+//! the first one is stored. All lanes call it.
+template <engram_row_form kForm>
+__device__ __forceinline__ void write_found_rows(const engram_lookup_args& args,
+                                                 const FoundRow& own, bool values_aligned) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const unsigned written = __ballot_sync(kWholeWarp, own.is_written);
+  if (written == 0) return;
+  const unsigned lost = __ballot_sync(kWholeWarp, own.is_lost);
+  const int chunks_per_row = args.head_dim / kRowChunkBytes;
+#pragma unroll 1
+  for (int begin = 0; begin < chunks_per_row; begin += 32) {
+    const int chunk = begin + lane;
+    const bool has_chunk = chunk < chunks_per_row;
+
+    // Load all rows before the first store
+    uint2 values[kRowsInFlight];
+    uint8_t scales[kRowsInFlight];
+#pragma unroll
+    for (int i = 0; i < kRowsInFlight; ++i) {
+      const uint8_t* const from = shuffle(own.values, i);
+      const uint8_t* const scales_from = shuffle(own.scales, i);
+      const int64_t missing = (lost >> i & 1u) != 0 ? kLostId : kNoRow;
+      values[i] = missing_values<uint2>(missing);
+      scales[i] = missing_scale(missing);
+      if (!has_chunk || from == nullptr) continue;
+      values[i] = load_once(reinterpret_cast<const uint2*>(from) + chunk);
+      scales[i] = load_once(scales_from + chunk * kRowChunkBytes / kScaleBlock);
+    }
+
+    // Convert and store
+#pragma unroll
+    for (int i = 0; i < kRowsInFlight; ++i) {
+      const int64_t token = __shfl_sync(kWholeWarp, own.token, i);
+      const int column = __shfl_sync(kWholeWarp, own.column, i);
+      if (!has_chunk || (written >> i & 1u) == 0) continue;
+      store_row_chunk<kForm>(args, token, column, chunk, values[i], scales[i], values_aligned);
+    }
+  }
+}
 
 //! Where the row of a token lies, and what there is to count.
 __device__ __forceinline__ FoundRow find_row(const engram_lookup_args& args, int64_t token,
@@ -88,7 +146,7 @@ cudaError_t launch_lookup_hot(const engram_lookup_args& args, bool hot_alone, cu
   const int64_t num_tokens = num_written_tokens(args);
   const int64_t blocks =
       std::min(kMaxBlocksPerColumn, ceil_div(num_tokens, int64_t{kWarps} * kRowsInFlight));
-  const bool values_aligned = packed_row_bytes(args.head_dim) % 8 == 0 && is_aligned(8, args.out);
+  const bool values_aligned = takes_wide_stores(args);
   return launch(lookup_hot_kernel<kForm>,
                 dim3(static_cast<unsigned>(args.num_columns), static_cast<unsigned>(blocks)),
                 dim3(32, kWarps), stream, args, num_tokens, hot_alone, values_aligned);

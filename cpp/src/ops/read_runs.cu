@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 template <engram_row_form kForm>
 cudaError_t launch_read_runs(const engram_lookup_args& args, const SegmentShape& shape,
                              const RunArrays& arrays, int num_blocks, cudaStream_t stream) {
-  const bool values_aligned = packed_row_bytes(args.head_dim) % 8 == 0 && is_aligned(8, args.out);
+  const bool values_aligned = takes_wide_stores(args);
   return launch(read_runs_kernel<kForm>, dim3(static_cast<unsigned>(num_blocks)), dim3(32, kWarps),
                 stream, args, shape, arrays, values_aligned);
 }

@@ -6,6 +6,7 @@
 #include "dequantize.cuh"
 #include "engram/engram.h"
 #include "engram/layout.h"
+#include "launch.cuh"
 #include "rows.cuh"
 
 namespace engram {
@@ -40,9 +41,14 @@ __device__ __forceinline__ uint8_t missing_scale(int64_t row) {
   return row == kLostId ? kE8m0Nan : uint8_t{0};
 }
 
+//! Whether packed rows take 8-byte stores.
+inline bool takes_wide_stores(const engram_lookup_args& args) {
+  return packed_row_bytes(args.head_dim) % 8 == 0 && is_aligned(8, args.out);
+}
+
 //! Writes one chunk of a row, as many values as a Vector has bytes, and its scale where the chunk
 //! starts a scale block. A token past the last one has scales alone.
-//! values_aligned: whether packed rows take 8-byte stores.
+//! values_aligned: takes_wide_stores().
 template <engram_row_form kForm, typename Vector>
 __device__ __forceinline__ void store_row_chunk(const engram_lookup_args& args, int64_t token,
                                                 int column, int chunk, Vector values, uint8_t scale,

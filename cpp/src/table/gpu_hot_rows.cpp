@@ -71,7 +71,7 @@ engram_hot_rows GpuHotRows::on_device(int device) {
           .num_buckets = static_cast<int64_t>(buckets_.size())};
 }
 
-GpuHotRows::Copy* GpuHotRows::find(int device) const {
+const GpuHotRows::Copy* GpuHotRows::find(int device) const {
   const std::lock_guard lock(mutex_);
   const auto found = copies_.find(device);
   return found == copies_.end() ? nullptr : &found->second;
@@ -84,8 +84,7 @@ GpuHotRows::Copy GpuHotRows::copy_to(int device) const {
   Copy copy{.keys = {device, row_offset(num_buckets, sizeof(HotBucket)), what},
             .values = {device, row_offset(capacity(), source_.head_dim), what},
             .scales = {},
-            .counts = {device, count_bytes(), what},
-            .last_counts = std::vector<HotCounts>(static_cast<size_t>(source_.num_columns))};
+            .counts = {device, count_bytes(), what}};
   if (source_.scales != nullptr) copy.scales = {device, scale_bytes, what};
   fill(copy, concat(what, ": their way to GPU ", pci_bus_id(device)));
   return copy;
@@ -138,18 +137,20 @@ int64_t GpuHotRows::num_bytes() const {
 }
 
 std::vector<HotCounts> GpuHotRows::counts() const {
-  std::map<int, Copy*> copies;
+  std::map<int, const DeviceBytes*> counted;
   {
     const std::lock_guard lock(mutex_);
-    for (auto& [device, copy] : copies_) copies[device] = &copy;
+    for (const auto& [device, copy] : copies_) counted[device] = &copy.counts;
   }
   std::vector<HotCounts> sums(static_cast<size_t>(source_.num_columns));
   const std::lock_guard counting(counting_);
-  for (const auto& [device, copy] : copies) {
-    ask(device, copy->counts, &copy->last_counts);
+  for (const auto& [device, counts] : counted) {
+    std::vector<HotCounts>& last = last_counts_[device];
+    last.resize(sums.size());
+    ask(device, *counts, &last);
     for (size_t i = 0; i < sums.size(); ++i) {
-      sums[i].num_asked += copy->last_counts[i].num_asked;
-      sums[i].num_found += copy->last_counts[i].num_found;
+      sums[i].num_asked += last[i].num_asked;
+      sums[i].num_found += last[i].num_found;
     }
   }
   return sums;

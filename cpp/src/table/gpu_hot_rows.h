@@ -58,17 +58,17 @@ class GpuHotRows {
 #if ENGRAM_CUDA
   struct Copy {
     DeviceBytes keys, values, scales, counts;
-    std::vector<HotCounts> last_counts;
   };
   int64_t count_bytes() const;
-  Copy* find(int device) const;
+  const Copy* find(int device) const;
   Copy copy_to(int device) const;  // the current one
   void fill(const Copy& copy, const std::string& what) const;
 
-  std::mutex making_;  //!< of copies, each of which takes a while
+  std::mutex making_;         //!< of copies, each of which takes a while
+  mutable std::mutex mutex_;  //!< of the map; what is in it stays
+  std::map<int, Copy> copies_;
   mutable std::mutex counting_;
-  mutable std::mutex mutex_;            //!< of the map; what is in it stays
-  mutable std::map<int, Copy> copies_;  //!< NOTE: last_counts alone change, under counting_
+  mutable std::map<int, std::vector<HotCounts>> last_counts_;
 #endif
 };
 
