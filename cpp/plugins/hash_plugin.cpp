@@ -22,6 +22,10 @@ class HashOp final : public Op {
                  "field 'history': expected explicit, whole_prompt or kv_phantom, found '",
                  fields.text("history"), "'");
     check_pad_token_id(pad_token_id_);
+    for (const char* name : {"tokens_per_block", "slot_bytes"}) {
+      ENGRAM_CHECK(fields.int32(name) == 0, "field '", name, "': expected 0 where history is ",
+                   fields.text("history"), ", found ", fields.int32(name));
+    }
     const bool has_lookback_dead = fields.flag("has_lookback_dead");
     ENGRAM_CHECK(explicit_history_ || !has_lookback_dead,
                  "field 'has_lookback_dead': expected 0 where history is whole_prompt, found 1");
@@ -148,7 +152,8 @@ const OpSpec& hash_spec() {
        required_text(
            "history",
            "explicit: lookback inputs hold the tokens before this call; whole_prompt: no past; "
-           "kv_phantom: they lie in TensorRT-LLM's KV cache (paged_hash.cpp has the inputs)"),
+           "kv_phantom: they lie in TensorRT-LLM's KV cache, whose tensors are inputs "
+           "(docs/trtllm.md)"),
        optional_int("has_cu_seqlens", 1,
                     "1: input cu_seqlens bounds the requests; 0: one token per request"),
        optional_int("has_lookback_dead", 0, "1: input lookback_dead is there"),

@@ -32,6 +32,8 @@ class PagedHashOp final : public Op {
       ENGRAM_CHECK(!fields.flag(name), "field '", name,
                    "': expected 0 where history is kv_phantom, found 1");
     }
+    ENGRAM_CHECK(fields.flag("has_cu_seqlens"),
+                 "field 'has_cu_seqlens': expected 1 where history is kv_phantom, found 0");
     add_input({"token_ids", {DataType::kINT32}, "T"});
     add_input({"token_map", {DataType::kINT32}, "V"});
     add_input({"host_kv_cache_pool_pointers", {DataType::kINT64}, "QK"});

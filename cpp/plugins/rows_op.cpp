@@ -31,14 +31,19 @@ RowsOp::RowsOp(const FieldValues& fields)
       form_(row_form(fields.text("output"))),
       as_words_(fields.text("values") == "words") {
   ENGRAM_CHECK(!table_name_.empty(), "field 'table': expected a name, found none");
-  ENGRAM_CHECK(fingerprint_.size() == 64, "field 'fingerprint': expected 64 hex digits, found '",
-               fingerprint_, "'");
+  ENGRAM_CHECK(fingerprint_.size() == 64 &&
+                   fingerprint_.find_first_not_of("0123456789abcdef") == std::string::npos,
+               "field 'fingerprint': expected 64 hex digits in lower case, found '", fingerprint_,
+               "'");
+  ENGRAM_CHECK(layer_ >= 0, "field 'layer': expected at least 0, found ", layer_);
   ENGRAM_CHECK(head_dim_ > 0 && head_dim_ % kScaleBlock == 0,
                "field 'head_dim': expected a positive multiple of ", kScaleBlock, ", found ",
                head_dim_);
   ENGRAM_CHECK(layer_idx_ >= 0, "field 'layer_idx': expected at least 0, found ", layer_idx_);
   ENGRAM_CHECK(as_words_ || fields.text("values") == "fp8",
                "field 'values': expected fp8 or words, found '", fields.text("values"), "'");
+  ENGRAM_CHECK(!as_words_ || form_ != ENGRAM_ROWS_BF16,
+               "field 'values': expected fp8 where output is bf16, found 'words'");
 }
 
 FieldSpecs RowsOp::field_specs() {
@@ -46,7 +51,8 @@ FieldSpecs RowsOp::field_specs() {
   table.in_timing_id = false;
   return {
       table,
-      required_text("fingerprint", "of the layout, as the store has it: 64 hex digits"),
+      required_text("fingerprint",
+                    "of the layout, as the store has it: 64 hex digits in lower case"),
       required_int("layer", "the model's number of the layer whose table is meant"),
       required_int("head_dim", "values of a row"),
       optional_int("layer_idx", 0, "which layer of hash_ids [T, L, C] to look up"),
@@ -77,9 +83,7 @@ void RowsOp::check(const Sizes& sizes) const {
                "hash_ids: expected columns whose scales fill words of ", kBytesPerWord,
                " bytes, found ", num_scales, " scales");
   const int64_t num_values = row_offset(columns, head_dim_);
-  check_size("rows dimension 1",
-             form_ != ENGRAM_ROWS_BF16 && as_words_ ? num_values / kBytesPerWord : num_values,
-             sizes['R']);
+  check_size("rows dimension 1", as_words_ ? num_values / kBytesPerWord : num_values, sizes['R']);
   if (form_ == ENGRAM_ROWS_MXFP8_LINEAR)
     check_size("scales dimension 1", num_scales / kBytesPerWord, sizes['Q']);
 }
@@ -92,8 +96,7 @@ void RowsOp::derive(const Sizes&, SizeExprs* exprs, nvinfer1::IExprBuilder& buil
     return *builder.operation(DimensionOperation::kCEIL_DIV, a, *builder.constant(b));
   };
   Expr columns = *(*exprs)['C'];
-  const bool words = form_ != ENGRAM_ROWS_BF16 && as_words_;
-  (*exprs)['R'] = &times(columns, words ? head_dim_ / kBytesPerWord : head_dim_);
+  (*exprs)['R'] = &times(columns, as_words_ ? head_dim_ / kBytesPerWord : head_dim_);
   Expr scale_words = ceil_over(times(columns, scales_per_row(head_dim_)), kBytesPerWord);
   (*exprs)['Q'] = &scale_words;
   if (form_ == ENGRAM_ROWS_MXFP8_128X4) {
