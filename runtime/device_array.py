@@ -22,15 +22,17 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def cuda(function: str, *arguments: Any) -> Any:
-    """Calls a function of the CUDA run time; returns its result, a tuple where it has several."""
+    """Calls a function of the CUDA run time, or of the driver where its name begins with cu alone;
+    returns its result, a tuple where it has several."""
+    part = "runtime" if function.startswith("cuda") else "driver"
     try:
-        runtime = importlib.import_module("cuda.bindings.runtime")
+        module = importlib.import_module(f"cuda.bindings.{part}")
     except ImportError:
         raise EngramError(
             "CUDA arrays: expected torch tensors or the package cuda-bindings, found neither: "
             "pip install cuda-bindings"
         ) from None
-    status, *results = getattr(runtime, function)(*arguments)
+    status, *results = getattr(module, function)(*arguments)
     if int(status) != 0:
         raise EngramError(f"{function}: {status.name}")
     return results[0] if len(results) == 1 else tuple(results)
@@ -45,13 +47,15 @@ def constant(name: str) -> Any:
 
 @contextlib.contextmanager
 def current_device(device: int) -> Iterator[None]:
-    """Makes a device the thread's current one for a while."""
-    before = cuda("cudaGetDevice")
+    """Makes a device the thread's current one for a while. Afterwards the thread has the context
+    that it had, or none: to set a device back would make one, in memory of that GPU."""
+    cuda("cuInit", 0)  # which only the run time's calls do by themselves
+    before = cuda("cuCtxGetCurrent")
     cuda("cudaSetDevice", device)
     try:
         yield
     finally:
-        cuda("cudaSetDevice", before)
+        cuda("cuCtxSetCurrent", before)
 
 
 def is_capturing(stream: int) -> bool:

@@ -3,6 +3,8 @@
 
 import gc
 import re
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -287,6 +289,25 @@ def test_device_array_to_torch():
     del rows
     gc.collect()
     np.testing.assert_array_equal(Torch().get(tensor), EXPECTED)
+
+
+@pytest.mark.gpu
+def test_a_thread_has_the_context_that_it_had():
+    """Here none; and a GPU that nobody chose has none, which would be memory taken there."""
+    script = """if True:
+        import numpy as np
+        from trtllm_engram.runtime import gpus, ops
+        from trtllm_engram.runtime.device_array import DeviceArray, cuda
+        last = len(gpus.probe_driver().gpus) - 1
+        rows, scales = np.zeros((4, 32), np.uint8), np.full((4, 1), 127, np.uint8)
+        ids = np.zeros((2, 1), np.int32)
+        inputs = [DeviceArray.from_host(array, device=last) for array in (rows, scales, ids)]
+        assert not ops.lookup(*inputs).copy_to_host().any()
+        assert int(cuda("cuCtxGetCurrent")) == 0
+        has_context = [cuda("cuDevicePrimaryCtxGetState", gpu)[1] for gpu in range(last + 1)]
+        assert has_context == [0] * last + [1], has_context
+        """
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ class Status(IntEnum):
 
 
 class Runtime:
-    """The functions of cuda.bindings.runtime that DeviceArray calls."""
+    """The functions of cuda.bindings that DeviceArray calls. A context is its device's number."""
 
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)  # noqa: N815
     cudaStreamCaptureStatus = SimpleNamespace(cudaStreamCaptureStatusNone=0)  # noqa: N815
@@ -35,7 +35,7 @@ class Runtime:
         self.capturing = False
 
     def __getattr__(self, name):
-        if not name.startswith("cuda"):
+        if not name.startswith("cu"):
             raise AttributeError(name)
 
         def function(*arguments):
@@ -46,10 +46,14 @@ class Runtime:
         return function
 
     def names(self):
-        return [name for name, *_ in self.calls if name not in ("cudaGetDevice", "cudaSetDevice")]
+        of_devices = ("cuInit", "cuCtxGetCurrent", "cuCtxSetCurrent", "cudaSetDevice")
+        return [name for name, *_ in self.calls if name not in of_devices]
 
-    def _cudaGetDevice(self):  # noqa: N802
+    def _cuCtxGetCurrent(self):  # noqa: N802
         return self.device
+
+    def _cuCtxSetCurrent(self, context):  # noqa: N802
+        self.device = context
 
     def _cudaSetDevice(self, device):  # noqa: N802
         self.device = device
@@ -81,6 +85,7 @@ def runtime(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", made)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", made)
     return made
 
 

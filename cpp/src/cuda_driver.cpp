@@ -30,6 +30,7 @@ CudaDriver find_all() {
   find("cuGetErrorName", &driver.get_error_name);
   find("cuGetErrorString", &driver.get_error_string);
   find("cuCtxGetCurrent", &driver.ctx_get_current);
+  find("cuCtxSetCurrent", &driver.ctx_set_current);
   find("cuDeviceGetAttribute", &driver.device_get_attribute);
   find("cuMemAddressReserve", &driver.mem_address_reserve);
   find("cuMemAddressFree", &driver.mem_address_free);

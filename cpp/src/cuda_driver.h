@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! \file cuda_driver.h
-//! The driver's functions for memory that is created, shared and mapped in steps. The library links
-//! no libcuda: it must load where there is no driver.
+//! The driver's functions for contexts, and for memory that is created, shared and mapped in steps.
+//! The library links no libcuda: it must load where there is no driver.
 #pragma once
 
 #if ENGRAM_CUDA
@@ -15,6 +15,7 @@ struct CudaDriver {
   PFN_cuGetErrorName_v6000 get_error_name;
   PFN_cuGetErrorString_v6000 get_error_string;
   PFN_cuCtxGetCurrent_v4000 ctx_get_current;
+  PFN_cuCtxSetCurrent_v4000 ctx_set_current;
   PFN_cuDeviceGetAttribute_v2000 device_get_attribute;
   PFN_cuMemAddressReserve_v10020 mem_address_reserve;
   PFN_cuMemAddressFree_v10020 mem_address_free;

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "cuda_driver.h"
 #include "engram/error.h"
 
 namespace engram {
@@ -60,15 +61,17 @@ void check_cuda(cudaError_t code, const char* what) {
 }
 
 DeviceGuard::DeviceGuard(int device) {
-  check_cuda(cudaGetDevice(&previous_), "current CUDA device");
-  if (device == previous_) return;
-  check_cuda(cudaSetDevice(device), concat("CUDA device ", device).c_str());
+  const std::string what = concat("CUDA device ", device);
+  check_driver(cuda_driver().ctx_get_current(&previous_), what);
+  int current = -1;
+  if (previous_ != nullptr) check_cuda(cudaGetDevice(&current), what.c_str());
+  if (device == current) return;  // in a context of the caller's own, too
+  check_cuda(cudaSetDevice(device), what.c_str());
   changed_ = true;
 }
 
 DeviceGuard::~DeviceGuard() {
-  // NOTE: cudaSetDevice makes a context (memory of that GPU) where there is none.
-  if (changed_) cudaSetDevice(previous_);
+  if (changed_) cuda_driver().ctx_set_current(previous_);
 }
 
 RelaxedCapture::RelaxedCapture() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }

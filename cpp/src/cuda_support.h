@@ -4,6 +4,7 @@
 #pragma once
 
 #if ENGRAM_CUDA
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -18,7 +19,9 @@ void require_cuda(int device);
 //! code is cudaSuccess.
 void check_cuda(cudaError_t code, const char* what);
 
-//! Makes a device current for a scope.
+//! A scope on a device, with its context. Afterwards the thread has the context that it had, which
+//! may be none: to set a device back would make a context, memory of that GPU, where there was
+//! none. Throws Error.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
@@ -27,7 +30,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int previous_ = 0;
+  CUcontext previous_ = nullptr;
   bool changed_ = false;
 };
 

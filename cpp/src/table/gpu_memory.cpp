@@ -37,26 +37,12 @@ void check_attribute(int device, CUdevice_attribute attribute, const char* what)
 
 }  // namespace
 
-OnGpu::OnGpu(int device) { enter(device); }
-
 OnGpu::OnGpu(int device, std::nothrow_t) noexcept {
   try {
-    enter(device);
+    guard_.emplace(device);
   } catch (const std::exception&) {
     return;
   }
-}
-
-void OnGpu::enter(int device) {
-  const std::string what = concat("CUDA device ", device);
-  CUcontext context = nullptr;
-  check_driver(cuda_driver().ctx_get_current(&context), what);
-  if (context != nullptr) {
-    guard_.emplace(device);
-  } else {
-    check_cuda(cudaSetDevice(device), what.c_str());
-  }
-  check_cuda(cudaFree(nullptr), what.c_str());  // makes its context
 }
 
 std::string pci_bus_id(int device) {

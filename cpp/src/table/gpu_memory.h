@@ -22,18 +22,14 @@ namespace engram {
 //! "0000:1B:00.0": how the machine's processes all name a GPU. Throws Error.
 std::string pci_bus_id(int device);
 
-//! A scope on a device, with the context that the driver's functions want, in which graphs that
-//! other threads capture are left alone. A thread that has chosen no GPU stays on this one: to set
-//! it back would make a context (GPU memory) on the first GPU. Throws Error.
+//! A DeviceGuard in which graphs that other threads capture are left alone. Throws Error.
 class OnGpu {
  public:
-  explicit OnGpu(int device);
+  explicit OnGpu(int device) : guard_(std::in_place, device) {}
   //! For ends, which go on where the device cannot be had: most likely the process ends as well.
   OnGpu(int device, std::nothrow_t) noexcept;
 
  private:
-  void enter(int device);
-
   std::optional<DeviceGuard> guard_;
   RelaxedCapture relaxed_;
 };

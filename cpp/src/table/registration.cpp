@@ -106,8 +106,7 @@ const uint8_t* Registration::on_device(int device) const {
                  ": memory \"cumem\" is mapped for device ", device_, " alone");
     return data_;
   }
-  const DeviceGuard guard(device);
-  const RelaxedCapture relaxed;
+  const OnGpu gpu(device);
   const uint8_t* first = nullptr;
   int64_t begin = 0;
   for (const int64_t end : ends_) {

@@ -42,8 +42,13 @@ constexpr CUresult kRefused = CUDA_ERROR_OUT_OF_MEMORY;
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
 CUresult ctx_get_current(CUcontext* context) {
-  *context = nullptr;
+  *context = current_context;
   return refuses() ? kRefused : CUDA_SUCCESS;
+}
+
+CUresult ctx_set_current(CUcontext context) {
+  current_context = context;
+  return CUDA_SUCCESS;
 }
 
 CUresult device_get_attribute(int* value, CUdevice_attribute, CUdevice) {
@@ -229,6 +234,7 @@ void* driver_function(const std::string& name) {
       {"cuGetErrorName", address_of(get_error_name)},
       {"cuGetErrorString", address_of(get_error_string)},
       {"cuCtxGetCurrent", address_of(ctx_get_current)},
+      {"cuCtxSetCurrent", address_of(ctx_set_current)},
       {"cuDeviceGetAttribute", address_of(device_get_attribute)},
       {"cuMemAddressReserve", address_of(mem_address_reserve)},
       {"cuMemAddressFree", address_of(mem_address_free)},

@@ -5,6 +5,8 @@
 //! GPUs and memory "cumem" call is there.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 #include <map>
 #include <set>
@@ -36,6 +38,9 @@ struct Machine {
 };
 
 Machine& machine();
+
+//! Of this thread: a device's number plus 1, or null.
+extern thread_local CUcontext current_context;
 
 //! Counts a call; whether it is the one to refuse.
 bool refuses();

@@ -11,11 +11,19 @@
 #include "table/formula_cuda.h"
 
 namespace engram::fake {
+
+thread_local CUcontext current_context = nullptr;
+
 namespace {
 
-thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 std::atomic<int64_t> made{0};
+
+//! Devices are counted from 0, and a null context is none.
+int current_device() {
+  const auto context = reinterpret_cast<intptr_t>(current_context);
+  return context == 0 ? 0 : static_cast<int>(context - 1);
+}
 
 //! What a call answers that has done its work.
 cudaError_t answer() {
@@ -68,12 +76,12 @@ cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); 
 const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 const char* cudaGetErrorName(cudaError_t) { return "cudaErrorUnknown"; }
 cudaError_t cudaGetDevice(int* device) {
-  *device = current_device;
+  *device = current_device();
   return answer();
 }
 cudaError_t cudaSetDevice(int device) {
   const cudaError_t code = answer();
-  if (code == cudaSuccess) current_device = device;
+  if (code == cudaSuccess) current_context = reinterpret_cast<CUcontext>(intptr_t{1} + device);
   return code;
 }
 cudaError_t cudaDeviceSynchronize() { return answer(); }
@@ -84,7 +92,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
   return answer();
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  const std::string& gpu = machine().visible.at(static_cast<size_t>(current_device));
+  const std::string& gpu = machine().visible.at(static_cast<size_t>(current_device()));
   const auto found = machine().free_bytes.find(gpu);
   *total_bytes = size_t{1} << 40;
   *free_bytes =

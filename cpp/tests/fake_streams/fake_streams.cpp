@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fake_streams.h"
 
+#include <cuda.h>
+
 #include <deque>
 #include <set>
 #include <vector>
@@ -100,6 +102,18 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+// Of the driver: a thread always has that device's context.
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned int,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  constexpr auto kGetContext = +[](CUcontext* context) {
+    *context = reinterpret_cast<CUcontext>(intptr_t{1});
+    return CUDA_SUCCESS;
+  };
+  *function = reinterpret_cast<void*>(kGetContext);  // the one that is called
+  *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
   return cudaSuccess;
