@@ -9,7 +9,6 @@ nvidia_pytriton.libs' libtritonserver a link of the name that it asks for (docs/
 from __future__ import annotations
 
 import queue
-import re
 
 import numpy as np
 import pytest
@@ -195,36 +194,45 @@ def test_unload_and_reload(server, store):
         answered(store, inputs, connection.infer("engram", wrap(inputs)))
 
 
-SAID = {
-    "plugin": ["Cannot find plugin: EngramHash", "failed to load 'engram'"],
-    "table": ["table 'engram_5': expected a bound name, found another, engram_1", "failed to run"],
+MISSING = {
+    "plugin": ["Cannot find plugin: EngramHash"],
+    "table": ["table 'engram_5': expected its name in ", "found another, engram_1"],
+    "store": ["table 'engram_", "absent"],
 }
 
 
 @on_gpu
-@pytest.mark.parametrize("missing", SAID)
+@pytest.mark.parametrize("missing", MISSING)
 def test_what_is_missing_is_said_and_the_server_lives(tmp_path, store, plan, missing):
+    """The model is unavailable, and loaded in the same server once its table is there."""
     repository = tmp_path / "models"
     write_model(store, plan, repository)
     tables = repository / "engram/tables.toml"
-    options = [plugins(library_path())]
-    if missing == "plugin":
-        options = []
-    else:
-        tables.write_text(re.sub("engram_5", "another", tables.read_text()))
+    options = [plugins(library_path())] if missing != "plugin" else []
+    text = tables.read_text()
+    if missing == "table":
+        tables.write_text(text.replace("engram_5", "another"))
+    elif missing == "store":
+        tables.write_text(text.replace(str(store.path), str(tmp_path / "absent")))
     with serve(
         repository,
         make_python(tmp_path / "python"),
         tmp_path / "log",
+        "--model-control-mode=explicit",
         *options,
         environment=environment(tables),
     ) as server:
         connection = server.connect("grpc")
-        if missing == "plugin":
-            assert not connection.is_model_ready("engram")
-        # TensorRT 10.6 makes a context that lacks its table: such a model is ready.
+        with pytest.raises(client("grpc").InferenceServerException):
+            connection.load_model("engram")
+        assert not connection.is_model_ready("engram")
         inputs = request(store, text_of(store, 9), 0, NOTHING)
         with pytest.raises(client("grpc").InferenceServerException):
             connection.infer("engram", wrap(inputs))
+        said = [*MISSING[missing], "failed to load 'engram'"]
+        wait_until(lambda: all(text in server.log() for text in said), server.log)
         assert server.process.poll() is None
-        wait_until(lambda: all(text in server.log() for text in SAID[missing]), server.log)
+        if missing != "plugin":
+            tables.write_text(text)
+            connection.load_model("engram")
+            answered(store, inputs, connection.infer("engram", wrap(inputs)))
