@@ -30,7 +30,7 @@ from trtllm_engram.runtime.engine import Engine
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/trtllm_build"
 HEADS, EPS, ROTARY_BASE = 4, 1e-5, 10000.0
 LENGTHS = (37, 23)
-LIMIT = 0.03  # BF16 rounds each of some 40 sums in a row to 8 bits
+LIMIT = 0.06  # BF16 rounds each of some 40 sums in a row to 8 bits: other orders differ by 0.03
 FLAGS = (
     "--gpt_attention_plugin disable --gemm_plugin disable --context_fmha disable "
     "--remove_input_padding disable --kv_cache_type disabled --gather_context_logits "
