@@ -13,10 +13,11 @@ from trtllm_engram.builder import EngramConfig
 
 from .row import num_blocks, packed_row_bytes
 
-# Rows a second that one H200 looks up with 8192 tokens in a call, ids uniform (docs/scaling.md says
-# how they were measured).
-DEVICE_ROWS_PER_S = 3.83e9  # in its own memory
-HOST_ROWS_PER_S = 27.8e6  # in host memory over PCIe 5, row by row: a translation of 36 ns each
+# Rows a second that one H200 looks up with thousands of tokens in a call, ids uniform
+# (docs/scaling.md says how they were measured).
+DEVICE_ROWS_PER_S = 3.82e9  # in its own memory
+PEER_ROWS_PER_S = 1.25e9  # in another GPU's, over NVLink
+HOST_ROWS_PER_S = 45.0e6  # in host memory over PCIe 5, their scales in its own
 _HOT_BYTES = 1 << 30  # of a layer on disk: rows that were read before, as hot_gib is by default
 
 
@@ -79,32 +80,33 @@ def placements(config: EngramConfig, nodes: Nodes) -> list[Placement]:
             tokens_per_s=rows_per_s / rows_per_token if measured and rows_per_s else None,
         )
 
-    host, device = HOST_ROWS_PER_S, DEVICE_ROWS_PER_S
     return [
-        placement("host", "RAM, one copy for all ranks", table_bytes, 0, host),
+        placement("host", "RAM, one copy for all ranks", table_bytes, 0, None),
         placement(
             "host, scales on GPU",
             f"RAM, {scale_bytes} of {row_bytes} bytes in each GPU",
             table_bytes - rows * scale_bytes,
             rows * scale_bytes,
-            host,
+            HOST_ROWS_PER_S,
         ),
         placement(
             "host, numa gpu",
             "RAM, a copy on each NUMA node",
             table_bytes * nodes.numa_nodes,
             0,
-            host,
+            None,
         ),
         placement(
             "host, memory private",
             "RAM, a copy for each rank",
             table_bytes * num_ranks,
             0,
-            host,
+            None,
         ),
-        placement("device", "every GPU, a copy each", 0, table_bytes, device),
-        placement("device_sharded", "all GPUs of a node together", 0, share, None),
+        placement("device", "every GPU, a copy each", 0, table_bytes, DEVICE_ROWS_PER_S),
+        placement(
+            "device_sharded", "all GPUs of a node together", 0, share, sharded_rows_per_s(num_ranks)
+        ),
         placement("disk", "files for CPUs; hot rows in RAM", hot_bytes, 0, None, 0),
         placement(
             "disk, scales in RAM",
@@ -115,3 +117,8 @@ def placements(config: EngramConfig, nodes: Nodes) -> list[Placement]:
             rows * scale_bytes,
         ),
     ]
+
+
+def sharded_rows_per_s(num_ranks: int) -> float:
+    """Of rows that lie in all ranks' GPUs alike, read one part after the other."""
+    return num_ranks / (1 / DEVICE_ROWS_PER_S + (num_ranks - 1) / PEER_ROWS_PER_S)
