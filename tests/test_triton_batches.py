@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from triton_asking import hidden_of, output, wrap, write_model
+from triton_asking import edit_config, hidden_of, output, wrap, write_engine_model
 from triton_server import MARKS, client, serve
 from waiting import PATIENCE, wait_until
 
@@ -48,27 +48,12 @@ def without_the_library(model):
 
 
 def without_the_sizes(model):
-    replace(model, r"preferred_batch_size: .*\n", "")
-
-
-def replace(model, pattern, text):
-    config = model / "config.pbtxt"
-    found, count = re.subn(pattern, text, config.read_text())
-    assert count
-    config.write_text(found)
+    edit_config(model, r"preferred_batch_size: .*\n", "")
 
 
 def make_model(store, repository, name):
-    """As `triton` writes it, but of the Python backend."""
-    (repository.parent / "no.plan").write_bytes(b"")
-    words = ["--name", name, "--form", "tensorrt", "--engine", str(repository.parent / "no.plan")]
-    write_model(store, repository, *words, "--max-batch", "8", "--max-tokens", str(MAX_TOKENS))
-    model = repository / name
-    replace(model, '"tensorrt"', '"python"')
-    replace(model, "KIND_GPU", "KIND_CPU")
-    replace(model, r".*(gpus|profile|default_model_filename): .*\n", "")
-    (model / "1/model.py").write_text(MODEL)
-    return model
+    sizes = ("--max-batch", "8", "--max-tokens", str(MAX_TOKENS))
+    return write_engine_model(store, repository, name, MODEL, *sizes)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +126,7 @@ def test_what_closes_it(server, store, folder, spoil):
 @pytest.mark.parametrize("text", ["many", "0", "131 tokens"])
 def test_a_parameter_that_is_no_number(server, store, folder, text):
     model = make_model(store, folder / "models", "bad-" + re.sub(" ", "-", text))
-    replace(model, f'string_value: "{MAX_TOKENS}"', f'string_value: "{text}"')
+    edit_config(model, f'string_value: "{MAX_TOKENS}"', f'string_value: "{text}"')
     said = f"parameters: max_tokens: expected 1 or more, found '{text}'"
     with pytest.raises(client("http").InferenceServerException, match=said):
         server.connect("http").load_model(model.name)

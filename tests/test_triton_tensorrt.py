@@ -14,22 +14,25 @@ import numpy as np
 import pytest
 from engine_cases import MAX_BATCH, MAX_TOKENS, build_plan, check
 from engines import on_gpu, small_store
-from triton_server import BACKENDS, MARKS, client, make_python, serve
+from triton_server import (
+    MARKS,
+    client,
+    make_python,
+    needs_tensorrt_backend,
+    serve,
+    tensorrt_environment,
+)
 from waiting import PATIENCE, wait_until
 
 from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
 from trtllm_engram.plugins import library_path
 from trtllm_engram.runtime.cli import main
 from trtllm_engram.runtime.hidden import SeededHidden
-from trtllm_engram.runtime.tensorrt_files import find_tensorrt
 
 pytestmark = [
     *MARKS,
     pytest.mark.unsanitized,
-    pytest.mark.skipif(
-        not (BACKENDS / "tensorrt/libtriton_tensorrt.so").exists(),
-        reason="this machine: no TensorRT backend in .triton/server (docs/serving.md)",
-    ),
+    needs_tensorrt_backend,
 ]
 LAYERS = (1, 5)
 TYPES = {"token_ids": "INT32", "positions": "INT64", "lookback_ids": "INT32"}
@@ -56,11 +59,6 @@ def write_model(store, plan, repository, *options):
     assert main(["triton", str(store.path), *map(str, words)]) == 0
 
 
-def environment(tables):
-    folders = [str(one.library.parent) for one in find_tensorrt()[:1]]
-    return {"TRTLLM_ENGRAM_TABLES": str(tables), "LD_LIBRARY_PATH": ":".join(folders)}
-
-
 def plugins(path):
     return f"--backend-config=tensorrt,plugins={path}"
 
@@ -78,7 +76,7 @@ def server(folder, store, plan):
         "--model-control-mode=explicit",
         "--log-verbose=1",
         plugins(library_path()),
-        environment=environment(repository / "engram/tables.toml"),
+        environment=tensorrt_environment(repository / "engram/tables.toml"),
     ) as server:
         for name in ("engram", "turns"):
             server.connect("grpc").load_model(name)
@@ -220,7 +218,7 @@ def test_what_is_missing_is_said_and_the_server_lives(tmp_path, store, plan, mis
         tmp_path / "log",
         "--model-control-mode=explicit",
         *options,
-        environment=environment(tables),
+        environment=tensorrt_environment(tables),
     ) as server:
         connection = server.connect("grpc")
         with pytest.raises(client("grpc").InferenceServerException):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import queue
+import re
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +31,28 @@ IDS = np.arange(4, dtype=np.int32)[None]
 
 def write_model(store, repository, *options):
     assert main(["triton", str(store.path), "--model-repository", str(repository), *options]) == 0
+
+
+def write_engine_model(store, repository, name, code, *options):
+    """The folder of a model of the tensorrt form, with Python `code` in the engine's place."""
+    plan = repository.parent / "no.plan"
+    plan.write_bytes(b"")
+    write_model(
+        store, repository, "--name", name, "--form", "tensorrt", "--engine", str(plan), *options
+    )
+    model = repository / name
+    edit_config(model, '"tensorrt"', '"python"')
+    edit_config(model, "KIND_GPU", "KIND_CPU")
+    edit_config(model, r".*(gpus|profile|default_model_filename): .*\n", "")
+    (model / "1/model.py").write_text(code)
+    return model
+
+
+def edit_config(model, pattern, text):
+    config = model / "config.pbtxt"
+    found, count = re.subn(pattern, text, config.read_text())
+    assert count
+    config.write_text(found)
 
 
 def ask(connection, inputs, outputs, model="engram", **options):

@@ -23,6 +23,7 @@ import pytest
 from waiting import PATIENCE
 
 import trtllm_engram.runtime
+from trtllm_engram.runtime.tensorrt_files import find_tensorrt
 
 ROOT = Path(__file__).resolve().parents[1]
 TRITON = ROOT / ".triton"
@@ -36,6 +37,12 @@ MARKS = [pytest.mark.triton, pytest.mark.multiproc, pytest.mark.xdist_group("tri
 _PORT_TAKEN = "already in use"  # in the log of a server that ends for it
 
 
+needs_tensorrt_backend = pytest.mark.skipif(
+    not (BACKENDS / "tensorrt/libtriton_tensorrt.so").exists(),
+    reason="this machine: no TensorRT backend in .triton/server (docs/serving.md)",
+)
+
+
 def is_there() -> bool:
     return (TRITON / "server").is_dir() and (TRITON / "python").is_dir()
 
@@ -45,6 +52,12 @@ def client(protocol: str) -> Any:
     if str(TRITON / "python") not in sys.path:
         sys.path.append(str(TRITON / "python"))  # last: the rest there is for the server
     return importlib.import_module(f"tritonclient.{protocol}")
+
+
+def tensorrt_environment(tables: Path) -> dict[str, str]:
+    """Of a server with the tensorrt form: its tables, and TensorRT's libraries."""
+    folders = [str(one.library.parent) for one in find_tensorrt()[:1]]
+    return {"TRTLLM_ENGRAM_TABLES": str(tables), "LD_LIBRARY_PATH": ":".join(folders)}
 
 
 def make_python(folder: Path, *, site_packages: Path = TRITON / "python") -> Path:
