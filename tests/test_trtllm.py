@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from checkpoints import refusal, small_checkpoint
 from fake_trtllm_build import VERSIONS, State, build, forget_ours, install
+from paged_feeds import paged_feeds
 from paged_kv import Executor, Sizes
 from safetensors.numpy import load_file, save_file
 from trtllm_checkpoints import NUM_LAYERS, STORE, base_checkpoint, decode
@@ -229,28 +230,11 @@ def test_the_base_stays_as_it_was(checkpoint):
     assert all(name.startswith("engram.") for name in after)
 
 
-def paged_feeds(call, executor):
-    """A step of the simulated executor, as TensorRT-LLM binds it to an engine's inputs."""
-    given, num_contexts = call.arguments, call.arguments["num_contexts"]
-    pools = executor.cache.pools
-    types = np.arange(len(call.counts)) >= num_contexts
-    beams = given["cache_indirection"]
-    if beams is None:
-        beams = np.zeros((len(call.counts), 1, executor.capacity), np.int32)
-    return {
-        "input_ids": given["token_ids"],
-        "position_ids": np.full(given["token_ids"].size, -7, np.int32),
-        "host_kv_cache_pool_pointers": np.array([[pool.ctypes.data for pool in pools]], np.int64),
-        "host_kv_cache_pool_mapping": np.array(
-            [[0, executor.sizes.layer], *[[0, 0]] * NUM_LAYERS], np.int32
-        ),
-        "kv_cache_block_offsets": given["block_offsets"][None],
-        "cache_indirection": beams,
-        "sequence_length": given["sequence_lengths"],
-        "context_lengths": given["context_lengths"],
-        "host_request_types": types.astype(np.int32),
-        "host_context_lengths": given["context_lengths"],
-    }
+def phantom_feeds(call, executor):
+    token_ids = call.arguments["token_ids"]
+    positions = np.full(token_ids.size, -7, np.int32)  # nobody's to read
+    cache = paged_feeds(call, executor, NUM_LAYERS)
+    return {"input_ids": token_ids, "position_ids": positions, **cache}
 
 
 CACHE_REFUSED = {
@@ -279,7 +263,7 @@ def test_history_in_the_kv_cache(version, store, checkpoint, beams, drafts):
             executor.finish(executor.requests[0]) if executor.requests else None
         elif made := executor.step(drafts):
             call, after = made
-            found = run(net, store, paged_feeds(call, executor))["hidden"]
+            found = run(net, store, phantom_feeds(call, executor))["hidden"]
             expected = [
                 decode(store, base, np.array(tokens, np.int32))[-count:]
                 for tokens, count in zip(call.seen, call.counts, strict=True)
