@@ -96,24 +96,6 @@ def refuse(trt: Any) -> Any:
     return texts
 
 
-def reload(trt: Any) -> Any:
-    """Which plugins of a plan are made."""
-    made = {}
-    for name, values in RIGHT.items():
-        arrays = registration.field_arrays(name, values)
-        fields = registration.plugin_fields()[name]
-        collection = trt.PluginFieldCollection(
-            [
-                trt.PluginField(field, array, getattr(trt.PluginFieldType, fields[field].type))
-                for field, array in arrays.items()
-            ]
-        )
-        creator = trt.get_plugin_registry().get_creator(name, "1", "")
-        plugin = creator.create_plugin(name, collection, trt.TensorRTPhase.RUNTIME)
-        made[name] = plugin is not None
-    return made
-
-
 def second_copy(trt: Any) -> Any:
     """A copy of the library under another name: it registers nothing and binds nothing."""
     before = creators(trt)
@@ -142,7 +124,6 @@ def main(way: str, action: str, module: str) -> None:
         "fields": fields,
         "create": create,
         "refuse": refuse,
-        "reload": reload,
         "second_copy": second_copy,
     }[action](trt)
     print(json.dumps({"version": trt.__version__, "result": result}))

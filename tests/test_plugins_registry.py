@@ -75,16 +75,6 @@ def test_create(install: Install) -> None:
 
 
 @each_install
-def test_python_may_bind_once_the_plan_is_there(
-    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TRTLLM_ENGRAM_TABLES", str(tmp_path / "absent.toml"))
-    made, errors = probe(install, "register", "reload")
-    assert made == dict.fromkeys(RIGHT, True)
-    assert errors == ""
-
-
-@each_install
 def test_wrong_fields_are_refused_by_name(install: Install) -> None:
     texts, errors = probe(install, "register", "refuse")
     assert texts == [

@@ -216,7 +216,6 @@ IPluginV3* make_plugin(const OpSpec& spec, const PluginFieldCollection& fields,
                        TensorRTPhase phase) {
   FieldValues values(spec.fields, fields);
   std::unique_ptr<Op> op = spec.make(values);
-  if (phase == TensorRTPhase::kRUNTIME) op->check_tables();
   if (op->aliased_input() >= 0 && tensorrt_version() >= kFirstVersionWithAliasing) {
     return new Plugin<nvinfer1::IPluginV3OneBuildV2>(spec, std::move(values), std::move(op), phase);
   }

@@ -58,9 +58,6 @@ class Op {
   //! enqueued, and an error between an EngramPrefetch and the EngramLookup that waits leaves the
   //! side stream writing memory that the next step uses.
   virtual bool starts_step() const { return false; }
-  //! Of a plan's plugin: refuses the plan for what attach would surely refuse. TensorRT 10.6 goes
-  //! on without a plugin that could not be attached, and a server would take requests for it.
-  virtual void check_tables() const {}
   //! Binds to an execution context; called at most once, before any enqueue.
   virtual void attach(const Attachment&) {}
   //! Capturable; allocates nothing, waits for nothing, reads no tensor on the host.

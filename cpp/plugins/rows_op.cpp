@@ -107,24 +107,17 @@ void RowsOp::derive(const Sizes&, SizeExprs* exprs, nvinfer1::IExprBuilder& buil
   }
 }
 
-void RowsOp::check_tables() const {
-  if (const auto info = TableRegistry::instance().foresee(table_name_)) check_table(*info);
-}
-
 void RowsOp::attach(const Attachment& attachment) {
   TableRegistry& registry = TableRegistry::instance();
   table_ = attachment.building ? registry.find(table_name_) : registry.require(table_name_);
   if (table_ == nullptr) return;
-  check_table(table_->info());
-  view_ = table_->view(attachment.device);
-}
-
-void RowsOp::check_table(const TableInfo& info) const {
+  const TableInfo& info = table_->info();
   const std::string where = concat("table '", table_name_, "' (", info.store, ")");
   ENGRAM_CHECK(info.fingerprint == fingerprint_, where, ": expected layout fingerprint ",
                fingerprint_, ", found ", info.fingerprint);
   check_size((where + ": layer").c_str(), layer_, info.layer);
   check_size((where + ": head_dim").c_str(), head_dim_, info.head_dim);
+  view_ = table_->view(attachment.device);
 }
 
 size_t RowsOp::output_bytes(size_t output, const Sizes& sizes) const {

@@ -17,7 +17,6 @@ class RowsOp : public Op {
 
   void check(const Sizes& sizes) const override;
   void derive(const Sizes& sizes, SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override;
-  void check_tables() const override;
   void attach(const Attachment& attachment) override;
 
   //! The fields of both plugins.
@@ -40,7 +39,6 @@ class RowsOp : public Op {
                      void* workspace, cudaStream_t stream) const;
 
  private:
-  void check_table(const TableInfo& info) const;
   //! Sizes alone.
   engram_lookup_args lookup_sizes(const Sizes& sizes) const;
 

@@ -279,8 +279,7 @@ ENGRAM_API engram_status engram_bench_read_pages(const char* path, const int64_t
 
 /*! Tables: one registry a process binds names to tables; engines hold the names (docs of the keys:
  *  README, Tables). TRTLLM_ENGRAM_TABLES names a TOML file whose tables are bound when a name is
- *  first looked for; in a host without Python, plugins of a plan whose tables it does not name, or
- *  whose stores are not there, are not made. Thread-safe. */
+ *  first looked for. Thread-safe. */
 
 /*! Binds every [tables.NAME] of a TOML text, or none. Relative paths are relative to `folder`;
  *  `where` names the text in errors, unless it is "". Host memory is filled before this returns.

@@ -147,10 +147,6 @@ class TableRegistry {
   std::shared_ptr<const Table> find(const std::string& name);
   //! The same, but throws Error, naming what was looked for and what there is.
   std::shared_ptr<const Table> require(const std::string& name);
-  //! What find will give, where only $TRTLLM_ENGRAM_TABLES can bind the name, or Error where that
-  //! would fail by the file or the store it names; loads nothing. Null without the variable, and
-  //! in a process with Python, which may bind names of its own until find.
-  std::optional<TableInfo> foresee(const std::string& name) const;
   //! Of the bind call that runs, if any.
   static BindState& state();
   //! Names and their tables now.

@@ -269,13 +269,9 @@ TablesByName bind_tables(const Bindings& bindings, const GroupOptions& group, Bi
 
 void check_tables(const Bindings& bindings) {
   if (bindings.failure) throw *bindings.failure;
-  for (const auto& [name, options] : bindings.tables) check_table(name, options);
-}
-
-TableInfo check_table(const std::string& name, const TableOptions& options) {
-  TableInfo info = read_info(name, options);
-  read_hot_ids(name, options, info);
-  return info;
+  for (const auto& [name, options] : bindings.tables) {
+    read_hot_ids(name, options, read_info(name, options));
+  }
 }
 
 }  // namespace engram

@@ -26,7 +26,5 @@ TablesByName bind_tables(const Bindings& bindings, const GroupOptions& group, Bi
 //! Throws the Error that bind_tables would meet in the text, in a store's manifest or in the sizes
 //! of its files, of the first that has one. Allocates, loads and meets nothing.
 void check_tables(const Bindings& bindings);
-//! The same of one table, of which it says what its store does.
-TableInfo check_table(const std::string& name, const TableOptions& options);
 
 }  // namespace engram

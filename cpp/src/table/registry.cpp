@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dlfcn.h>
-
 #include <cstdlib>
 
 #include "copies.h"
@@ -16,22 +14,6 @@
 #include "table/seat.h"
 
 namespace engram {
-namespace {
-
-//! Null where the environment binds nothing.
-const char* environment_file() {
-  const char* const path = std::getenv("TRTLLM_ENGRAM_TABLES");
-  return path == nullptr || *path == '\0' ? nullptr : path;
-}
-
-template <typename ByName>
-std::string names_of(const ByName& tables, const char* if_none) {
-  std::string names;
-  for (const auto& [name, table] : tables) names += (names.empty() ? "" : ", ") + name;
-  return names.empty() ? if_none : names;
-}
-
-}  // namespace
 
 TableView Table::view(int device) const {
   return from_first_row({.values = values_->on_device(device),
@@ -168,25 +150,14 @@ std::shared_ptr<const Table> TableRegistry::find(const std::string& name) {
 
 std::shared_ptr<const Table> TableRegistry::require(const std::string& name) {
   if (auto table = find(name)) return table;
-  throw Error(ENGRAM_INVALID_ARGUMENT,
-              concat("table '", name, "': expected a bound name, found ",
-                     names_of(tables(),
-                              "no tables; bind it through trtllm_engram.runtime.Tables or "
-                              "TRTLLM_ENGRAM_TABLES")));
-}
-
-std::optional<TableInfo> TableRegistry::foresee(const std::string& name) const {
-  const char* const path = environment_file();
-  const bool has_python = dlsym(RTLD_DEFAULT, "Py_IsInitialized") != nullptr;
-  if (path == nullptr || has_python) return std::nullopt;
-  const TablesByName bound = tables();
-  if (const auto found = bound.find(name); found != bound.end()) return found->second->info();
-  const Bindings bindings = parse_tables_file(path);
-  if (bindings.failure) throw *bindings.failure;
-  const auto found = bindings.tables.find(name);
-  ENGRAM_CHECK(found != bindings.tables.end(), "table '", name, "': expected its name in ", path,
-               " (TRTLLM_ENGRAM_TABLES), found ", names_of(bindings.tables, "no tables"));
-  return check_table(name, found->second);
+  std::string names;
+  for (const auto& [bound, table] : tables()) names += (names.empty() ? "" : ", ") + bound;
+  throw Error(
+      ENGRAM_INVALID_ARGUMENT,
+      concat("table '", name, "': expected a bound name, found ",
+             names.empty()
+                 ? "no tables; bind it through trtllm_engram.runtime.Tables or TRTLLM_ENGRAM_TABLES"
+                 : names));
 }
 
 TablesByName TableRegistry::tables() const {
@@ -197,7 +168,8 @@ TablesByName TableRegistry::tables() const {
 void TableRegistry::bind_environment() {
   const std::lock_guard environment(environment_mutex_);
   if (environment_bound_) return;
-  if (const char* const path = environment_file()) {
+  const char* const path = std::getenv("TRTLLM_ENGRAM_TABLES");
+  if (path != nullptr && *path != '\0') {
     Bindings missing = parse_tables_file(path);
     const std::lock_guard loading(loading_mutex_);
     // What the host bound itself, or binds meanwhile, comes first.

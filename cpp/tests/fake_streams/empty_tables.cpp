@@ -53,6 +53,4 @@ std::shared_ptr<const Table> TableRegistry::require(const std::string& name) {
   return table;
 }
 
-std::optional<TableInfo> TableRegistry::foresee(const std::string&) const { return std::nullopt; }
-
 }  // namespace engram

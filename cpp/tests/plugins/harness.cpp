@@ -175,14 +175,6 @@ bool has_tensorrt() { return tensorrt_loaded; }
 
 std::string take_log() { return std::exchange(logger.text, {}) + take_standard_error(); }
 
-std::string described_tables() {
-  std::string text(1 << 16, '\0');
-  size_t size = 0;
-  const auto describe = symbol<int (*)(char*, size_t, size_t*)>("engram_table_describe");
-  if (describe(text.data(), text.size(), &size) != 0) throw std::runtime_error("describe failed");
-  return text.substr(0, size - 1);
-}
-
 std::vector<std::string> creator_names() {
   std::vector<std::string> names;
   for (auto* const found : creators()) {

@@ -30,9 +30,6 @@ bool has_tensorrt();
 //! All that the plugins have logged since the last call.
 std::string take_log();
 
-//! The tables that are bound, as JSON.
-std::string described_tables();
-
 //! The pointer that the creator of this name has; null where there is none.
 nvinfer1::IPluginCreatorV3One* creator(const std::string& name);
 std::vector<std::string> creator_names();
