@@ -75,7 +75,8 @@ class Failure:
     def check_plugins(self) -> None:
         """Raises what our plugins complained of, where TensorRT goes on all the same.
 
-        10.6 makes an execution context although a plugin refused it, and fails in its first run.
+        10.6 reads a plan and makes an execution context although a plugin refused either, and fails
+        in the first run.
         """
         if self._ours():
             raise EngramError(f"{self.what}: TensorRT failed: {self.text()}")

@@ -75,6 +75,7 @@ class Engine:
             register(trt)
             # Plans with the lean runtime would bring code along; ours exclude it.
             self.cuda_engine = failure.check(self._runtime.deserialize_cuda_engine(content))
+            failure.check_plugins()
         self.num_profiles: int = self.cuda_engine.num_optimization_profiles
         self.inputs: dict[str, TensorInfo] = {}
         self.outputs: dict[str, TensorInfo] = {}

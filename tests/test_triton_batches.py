@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a real tritonserver joins for an engine of the tensorrt form fits that engine: a Python
-model in the engine's place tells what it was given at a time."""
+"""What a real tritonserver asks this library about an engine of the tensorrt form: what it joins
+fits that engine, and its tables are there. A Python model in the engine's place tells what it was
+given at a time."""
 
 from __future__ import annotations
 
@@ -53,14 +54,17 @@ def without_the_sizes(model):
 
 def make_model(store, repository, name):
     sizes = ("--max-batch", "8", "--max-tokens", str(MAX_TOKENS))
-    return write_engine_model(store, repository, name, MODEL, *sizes)
+    model = write_engine_model(store, repository, name, MODEL, *sizes)
+    (model / "tables.toml").replace(repository.parent / "tables.toml")
+    return model
 
 
 @pytest.fixture(scope="module")
 def server(folder, python):
     (folder / "models").mkdir()
     explicit = "--model-control-mode=explicit"
-    with serve(folder / "models", python, folder / "log", explicit) as server:
+    tables = {"TRTLLM_ENGRAM_TABLES": str(folder / "tables.toml")}
+    with serve(folder / "models", python, folder / "log", explicit, environment=tables) as server:
         yield server
 
 
@@ -130,3 +134,45 @@ def test_a_parameter_that_is_no_number(server, store, folder, text):
     said = f"parameters: max_tokens: expected 1 or more, found '{text}'"
     with pytest.raises(client("http").InferenceServerException, match=said):
         server.connect("http").load_model(model.name)
+
+
+def another_name(text, store):
+    return text.replace("engram_5", "another")
+
+
+def another_store(text, store):
+    return text.replace(str(store.path), f"{store.path}-absent")
+
+
+REFUSED = {
+    another_name: "table 'engram_5': expected a bound name, found another, engram_1; "
+    "TRTLLM_ENGRAM_TABLES, {file}, does not name it",
+    another_store: "table 'engram_1': {store}-absent: cannot read: No such file or directory",
+}
+
+
+@pytest.mark.parametrize("spoil", REFUSED)
+def test_without_its_tables_a_model_is_unavailable(store, tmp_path, python, spoil):
+    """Until they are there: the server lives, and loads it then."""
+    (tmp_path / "models").mkdir()
+    model = make_model(store, tmp_path / "models", "engram")
+    (model / "go").touch()
+    file = tmp_path / "tables.toml"
+    text = file.read_text()
+    file.write_text(spoil(text, store))
+    explicit = "--model-control-mode=explicit"
+    with serve(
+        tmp_path / "models",
+        python,
+        tmp_path / "log",
+        explicit,
+        environment={"TRTLLM_ENGRAM_TABLES": str(file)},
+    ) as server:
+        connection = server.connect("grpc")
+        with pytest.raises(client("grpc").InferenceServerException) as refused:
+            connection.load_model("engram")
+        assert REFUSED[spoil].format(file=file, store=store.path) in str(refused.value)
+        assert not connection.is_model_ready("engram")
+        file.write_text(text)
+        connection.load_model("engram")
+        assert connection.is_model_ready("engram")

@@ -6,6 +6,7 @@
 #include "log.h"
 #include "nlohmann/json.hpp"
 #include "plugin.h"
+#include "refused_plugin.h"
 #include "tensorrt_registry.h"
 
 namespace engram::plugins {
@@ -19,11 +20,22 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
 
   nvinfer1::IPluginV3* createPlugin(const char*, const nvinfer1::PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase phase) noexcept override {
-    return guarded(spec_.name, "createPlugin", static_cast<nvinfer1::IPluginV3*>(nullptr), [&] {
-      require_first_copy();
-      return make_plugin(spec_, fields == nullptr ? nvinfer1::PluginFieldCollection{} : *fields,
-                         phase);
+    constexpr nvinfer1::IPluginV3* kNone = nullptr;
+    const nvinfer1::PluginFieldCollection given =
+        fields == nullptr ? nvinfer1::PluginFieldCollection{} : *fields;
+    std::string reason;
+    nvinfer1::IPluginV3* const made = guarded(spec_.name, "createPlugin", kNone, [&] {
+      try {
+        require_first_copy();
+        return make_plugin(spec_, given, phase);
+      } catch (const std::exception& error) {
+        reason = error.what();
+        throw;
+      }
     });
+    if (made != nullptr || phase != nvinfer1::TensorRTPhase::kRUNTIME) return made;
+    return guarded(spec_.name, "createPlugin", kNone,
+                   [&] { return make_refused_plugin(spec_.name, reason, given); });
   }
 
   const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override { return &collection_; }

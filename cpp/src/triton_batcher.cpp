@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // A batching strategy of Triton Inference Server: what it joins to a batch has at most as many
 // tokens as the model's parameter max_tokens says. The server finds it as batchstrategy.so in a
-// model's folder.
+// model's folder, and asks it before it makes instances: it binds the tables that the parameter
+// `tables` names, for their error is the model's here. TensorRT 10.6 makes contexts without them.
 #include <dlfcn.h>
 
 #include <charconv>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
 
 #include "engram/error.h"
+#include "engram/table.h"
 #include "table/log.h"
 
 extern "C" {
@@ -71,6 +75,13 @@ int64_t parse_max_tokens(const nlohmann::json& config) {
   return value;
 }
 
+//! Names with a comma between them.
+void require_tables(const nlohmann::json& config) {
+  std::istringstream names(
+      config.value("/parameters/tables/string_value"_json_pointer, std::string()));
+  for (std::string name; std::getline(names, name, ',');) TableRegistry::instance().require(name);
+}
+
 struct Batcher {
   Server server{};
   int64_t max_tokens = 0;
@@ -91,8 +102,11 @@ TRITONSERVER_Error* make_batcher(TRITONBACKEND_Model* model, Batcher* batcher) {
   TRITONSERVER_Error* error = server.message_json(message, &text, &size);
   const std::string json(text, error == nullptr ? size : 0);
   server.delete_message(message);
-  if (error == nullptr) batcher->max_tokens = parse_max_tokens(nlohmann::json::parse(json));
-  return error;
+  if (error != nullptr) return error;
+  const nlohmann::json config = nlohmann::json::parse(json);
+  batcher->max_tokens = parse_max_tokens(config);
+  require_tables(config);
+  return nullptr;
 }
 
 }  // namespace

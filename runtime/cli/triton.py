@@ -18,6 +18,7 @@ from trtllm_engram.builder.triton_tensorrt import (
     MAX_TOKENS,
     NO_PAST_FILE,
     PLAN_FILE,
+    TABLES,
     TABLES_FILE,
     no_past,
     tensorrt_config,
@@ -168,7 +169,10 @@ def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
         plan = args.engine.read_bytes()
     parameters, links = {}, {}
     if not args.sequences:
-        parameters = {MAX_TOKENS: str(_max_tokens(args.engine, args.max_tokens))}
+        parameters = {
+            MAX_TOKENS: str(_max_tokens(args.engine, args.max_tokens)),
+            TABLES: ",".join(tables),
+        }
         links = {BATCHER_FILE: library_path()}
     config = tensorrt_config(store.config, _serving(args, gpus, parameters))
     files = {

@@ -143,7 +143,8 @@ class TableRegistry {
   //! state().stop_serving; then unbinds them. `socket`: path to listen at; empty: an abstract name.
   void serve(const Bindings& bindings, const std::string& name, const std::string& socket);
   void unbind(const std::string& name);
-  //! Null where nothing has the name. Binds the tables of $TRTLLM_ENGRAM_TABLES first, once.
+  //! Null where nothing has the name. If nothing has it yet, binds those tables of the file
+  //! $TRTLLM_ENGRAM_TABLES first that are not bound: the file may have been mended since.
   std::shared_ptr<const Table> find(const std::string& name);
   //! The same, but throws Error, naming what was looked for and what there is.
   std::shared_ptr<const Table> require(const std::string& name);
@@ -164,7 +165,6 @@ class TableRegistry {
   std::mutex loading_mutex_;
   //! Held while the environment's tables load: who looks for a name waits for them.
   std::mutex environment_mutex_;
-  bool environment_bound_ = false;
   TablesByName tables_;
 };
 

@@ -14,6 +14,15 @@
 #include "table/seat.h"
 
 namespace engram {
+namespace {
+
+//! Null where the environment binds nothing.
+const char* environment_file() {
+  const char* const path = std::getenv("TRTLLM_ENGRAM_TABLES");
+  return path == nullptr || *path == '\0' ? nullptr : path;
+}
+
+}  // namespace
 
 TableView Table::view(int device) const {
   return from_first_row({.values = values_->on_device(device),
@@ -142,22 +151,27 @@ void TableRegistry::unbind(const std::string& name) {
 }
 
 std::shared_ptr<const Table> TableRegistry::find(const std::string& name) {
+  const auto bound = [&]() -> std::shared_ptr<const Table> {
+    const std::lock_guard lock(mutex_);
+    const auto found = tables_.find(name);
+    return found == tables_.end() ? nullptr : found->second;
+  };
+  if (auto table = bound()) return table;
   bind_environment();
-  const std::lock_guard lock(mutex_);
-  const auto found = tables_.find(name);
-  return found == tables_.end() ? nullptr : found->second;
+  return bound();
 }
 
 std::shared_ptr<const Table> TableRegistry::require(const std::string& name) {
   if (auto table = find(name)) return table;
   std::string names;
   for (const auto& [bound, table] : tables()) names += (names.empty() ? "" : ", ") + bound;
-  throw Error(
-      ENGRAM_INVALID_ARGUMENT,
-      concat("table '", name, "': expected a bound name, found ",
-             names.empty()
-                 ? "no tables; bind it through trtllm_engram.runtime.Tables or TRTLLM_ENGRAM_TABLES"
-                 : names));
+  const char* const path = environment_file();
+  throw Error(ENGRAM_INVALID_ARGUMENT,
+              concat("table '", name, "': expected a bound name, found ",
+                     names.empty() ? "no tables" : names, "; ",
+                     path == nullptr
+                         ? "bind it through trtllm_engram.runtime.Tables or TRTLLM_ENGRAM_TABLES"
+                         : concat("TRTLLM_ENGRAM_TABLES, ", path, ", does not name it")));
 }
 
 TablesByName TableRegistry::tables() const {
@@ -166,17 +180,14 @@ TablesByName TableRegistry::tables() const {
 }
 
 void TableRegistry::bind_environment() {
+  const char* const path = environment_file();
+  if (path == nullptr) return;
   const std::lock_guard environment(environment_mutex_);
-  if (environment_bound_) return;
-  const char* const path = std::getenv("TRTLLM_ENGRAM_TABLES");
-  if (path != nullptr && *path != '\0') {
-    Bindings missing = parse_tables_file(path);
-    const std::lock_guard loading(loading_mutex_);
-    // What the host bound itself, or binds meanwhile, comes first.
-    for (const auto& [name, table] : tables()) missing.tables.erase(name);
-    if (!missing.tables.empty() || missing.failure) load(missing, group_options(missing.group));
-  }
-  environment_bound_ = true;
+  Bindings missing = parse_tables_file(path);
+  const std::lock_guard loading(loading_mutex_);
+  // What the host bound itself, or binds meanwhile, comes first.
+  for (const auto& [name, table] : tables()) missing.tables.erase(name);
+  if (!missing.tables.empty() || missing.failure) load(missing, group_options(missing.group));
 }
 
 }  // namespace engram
