@@ -2,6 +2,8 @@
 """What building and engines refuse, and how they say it; progress, interruption, timing cache."""
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,6 +141,22 @@ def test_unbound_table(plan):
 
     with pytest.raises(EngramError, match=r"table 'engram_\d+': expected a bound name, found no"):
         Engine(plan).execution()
+
+
+@on_gpu
+def test_a_plan_that_a_plugin_refuses(store, plan, tmp_path):
+    """In a process of its own, which TensorRT 10.6 would end if the plugin were not made."""
+    spoilt = tmp_path / "spoilt.plan"
+    fingerprint = store.manifest.fingerprint.encode()
+    content = plan.read_bytes()
+    assert fingerprint in content
+    spoilt.write_bytes(content.replace(fingerprint, b"g" * 64))
+    code = "import sys; from trtllm_engram.runtime.engine import Engine; Engine(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(spoilt)], capture_output=True, text=True, check=False
+    )
+    said = f"EngramError: {spoilt}: TensorRT failed: EngramLookup.createPlugin: field 'fingerprint'"
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 
 
 @on_gpu
