@@ -157,7 +157,7 @@ class LookupArgs(ctypes.Structure):
 
 
 class TableLookupArgs(LookupArgs):
-    """A lookup on the CPU in a table by name, which need not be in memory."""
+    """A lookup in a table by name, which need not be in memory."""
 
     table: bytes
 
@@ -403,12 +403,14 @@ def unbind_table(name: str) -> None:
 
 
 def table_view(name: str, device: int) -> LookupArgs:
-    """engram_table_view: the arguments that say what a lookup on a CUDA device reads."""
+    """engram_table_view: the arguments that say what a lookup on a CUDA device reads, which run()
+    does in the table where it is on disk."""
     library = load()
-    args = LookupArgs()
-    status = library.engram_table_view(_text("tables", name), device, ctypes.byref(args))
+    args = TableLookupArgs()
+    args.table = _text("tables", name)
+    status = library.engram_table_view(args.table, device, ctypes.byref(args))
     _check(library, "tables", status)
-    return args
+    return args if args.values is None else LookupArgs.from_buffer_copy(args)
 
 
 def table_host_view(name: str) -> TableLookupArgs:

@@ -115,7 +115,7 @@ class Tables:
             layer: the model's number of the layer.
             placement: "host" (pinned memory that GPUs read in place), "device",
                 "device_sharded" (each rank's GPU holds a part, all read all) or "disk" (rows are
-                read from the store's files as they are asked for, by CPUs alone).
+                read from the store's files as they are asked for).
             scales: "with_rows", "device" or, of "disk" tables, "host": all in RAM.
             hot_gib: of "disk" tables: GiB of RAM for rows that were read before; of hot_rows: GiB
                 of each GPU's memory for them (default: 1).
@@ -183,7 +183,8 @@ class Tables:
     def lookup(self, name: str, ids: Array, *, out: Array | None = None, stream: Any = None) -> Any:
         """ops.lookup in a table of this object's: on the GPU where the ids are or, where they are
         in host memory, on the CPU, which rows in GPU memory are refused to. Rows on disk that
-        cannot be read are NaN: the table's next lookup, or raise_fault, is an EngramError."""
+        cannot be read are NaN: the table's next lookup, or raise_fault, is an EngramError. A
+        captured lookup in rows on disk keeps its table until the graph is gone."""
         call = Call("lookup", stream, ids=ids, out=out)
         return to_bf16(call, self._args(name, call))
 

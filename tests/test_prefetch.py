@@ -62,7 +62,7 @@ def some_ids(store, num_tokens, seed=0):
 
 
 @on_gpu
-@pytest.mark.parametrize("placement", ["host", "device"])
+@pytest.mark.parametrize("placement", ["host", "device", "disk"])
 @pytest.mark.parametrize("output", FORMS)
 def test_same_rows_as_a_plain_lookup(store, output, placement):
     """The two in one network, of the same ids; no tokens, one and some."""

@@ -16,22 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import COMMAND, TEXT, only_line
+from disk_tables import FORMS, LAYER, bind, last_row, random_ids, same
 from engines import small_store
 
 from trtllm_engram.builder.layers import table_name
 from trtllm_engram.plugins.errors import EngramError, InputError
-from trtllm_engram.runtime import Tables, _native, open_store, ops
+from trtllm_engram.runtime import Tables, open_store, ops
 from trtllm_engram.runtime.metrics import Metrics
 from trtllm_engram.runtime.session import EngramSession
 from trtllm_engram.runtime.tables import describe_tables
 
-LAYER = 5
-FORMS = {
-    "bf16": (Tables.lookup, ops.lookup, {}),
-    "packed": (Tables.lookup_packed, ops.lookup_packed, {}),
-    "mxfp8_linear": (Tables.lookup_mxfp8, ops.lookup_mxfp8, {}),
-    "mxfp8_128x4": (Tables.lookup_mxfp8, ops.lookup_mxfp8, {"scale_order": "128x4"}),
-}
 # Runs a command for which the kernel refuses io_uring_setup, as container runtimes' filters do.
 WITHOUT_IO_URING = """
 import ctypes, os, struct, sys
@@ -56,32 +50,6 @@ def store(tmp_path_factory):
 def own_store(tmp_path):
     """One whose files the test may harm."""
     return small_store(tmp_path)
-
-
-def bind(store, **options):
-    tables = Tables()
-    tables.bind("mine", store, layer=LAYER, placement="disk", **options)
-    return tables
-
-
-def random_ids(store, num_tokens, seed=0):
-    """Of every kind: rows, no rows, far outside, the first and the last."""
-    rows = store.config.num_embeddings[store.config.layer_ids.index(LAYER)]
-    shape = (num_tokens, store.config.num_columns)
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, rows, shape, np.int32)
-    odd = rng.choice(np.array([-1, 0, rows - 1, rows, 2**31 - 1, -(2**31)], np.int32), shape)
-    return np.where(rng.random(shape) < 0.1, odd, ids)
-
-
-def last_row(store):
-    return store.config.num_embeddings[store.config.layer_ids.index(LAYER)] - 1
-
-
-def same(found, expected):
-    found, expected = (one if isinstance(one, tuple) else (one,) for one in (found, expected))
-    for actual, wanted in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(actual.view(np.uint8), wanted.view(np.uint8))
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 127, 129, 5000])
@@ -167,12 +135,6 @@ def test_refused(store, options, expected):
     with Tables() as tables, pytest.raises(InputError, match=expected):
         tables.bind("mine", store, layer=LAYER, **{"placement": "disk"} | options)
     assert describe_tables() == {}
-
-
-def test_gpus_are_refused_in_one_line(store):
-    with bind(store), pytest.raises(InputError) as refused:
-        _native.table_view("mine", 0)
-    assert "found disk, which CPUs read" in only_line(str(refused.value))
 
 
 def test_a_part_of_the_columns(store):

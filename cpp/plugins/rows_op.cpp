@@ -118,6 +118,7 @@ void RowsOp::attach(const Attachment& attachment) {
   check_size((where + ": layer").c_str(), layer_, info.layer);
   check_size((where + ": head_dim").c_str(), head_dim_, info.head_dim);
   view_ = table_->view(attachment.device);
+  if (table_->disk() != nullptr) lane_ = make_disk_lane(table_, attachment.device);
 }
 
 size_t RowsOp::output_bytes(size_t output, const Sizes& sizes) const {
@@ -172,6 +173,7 @@ cudaError_t RowsOp::gather(const Sizes& sizes, const void* hash_ids, void* const
     args.workspace = workspace;
     args.workspace_bytes = gather_workspace_bytes(sizes);
   }
+  if (lane_ != nullptr) return lane_->lookup(args, stream);
   check_lookup(args);
   check_lookup_on_gpu(args);
   return lookup_by_path(args, stream);

@@ -35,6 +35,8 @@ std::string fault_text(uint64_t packed) {
     case FaultCode::kHistory:
       return concat("history of request ", index, ": expected the check word of position ", value,
                     " in its KV cache slot, found another: a block was not copied");
+    case FaultCode::kDiskRows:
+      return concat("layer ", index, ": rows of its table on disk could not be read, and are NaN");
   }
   return concat("unknown fault ", packed);
 }
@@ -63,13 +65,26 @@ FaultWord make_fault_word(int device) {
   return {static_cast<uint64_t*>(host), static_cast<uint64_t*>(mapped)};
 }
 
-}  // namespace
-
-uint64_t* fault_word(int device) {
+FaultWord find_fault_word(int device) {
   const std::lock_guard lock(fault_words_mutex);
   const auto found = fault_words.find(device);
-  if (found != fault_words.end()) return found->second.device;
-  return fault_words.emplace(device, make_fault_word(device)).first->second.device;
+  if (found != fault_words.end()) return found->second;
+  return fault_words.emplace(device, make_fault_word(device)).first->second;
+}
+
+}  // namespace
+
+uint64_t* fault_word(int device) { return find_fault_word(device).device; }
+
+uint64_t* fault_word_on_host(int device) { return find_fault_word(device).host; }
+
+void forget_fault(uint64_t packed) {
+  const std::lock_guard lock(fault_words_mutex);
+  for (const auto& [device, word] : fault_words) {
+    uint64_t expected = packed;
+    __atomic_compare_exchange_n(word.host, &expected, uint64_t{0}, false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
+  }
 }
 
 void throw_pending_fault(int device) {

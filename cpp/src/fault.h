@@ -20,6 +20,7 @@ enum class FaultCode : uint32_t {
   kBoundary = 3,    //!< index: position in cu_seqlens, value: the boundary
   kTokenMap = 4,    //!< index: raw id, value: its compressed id
   kHistory = 5,     //!< index: request, value: the position whose slot does not hold
+  kDiskRows = 6,    //!< index: the layer whose table is on disk, value: 0
 };
 
 constexpr int kFaultValueBits = 32;
@@ -47,6 +48,12 @@ std::string fault_text(uint64_t packed);
 //! first call and kept. Thread-safe, and allowed while this or another thread captures a graph.
 //! Throws Error.
 uint64_t* fault_word(int device);
+
+//! The same word for this CPU.
+uint64_t* fault_word_on_host(int device);
+
+//! Clears this very fault wherever it is pending: somebody has told it with more words.
+void forget_fault(uint64_t packed);
 
 //! Throws Error (ENGRAM_DEVICE_FAULT) where an earlier call left a fault, and clears it.
 //! Synchronises nothing.

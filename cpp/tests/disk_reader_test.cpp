@@ -104,8 +104,8 @@ TEST_CASE("a row past 4 GiB of a file") {
             kDiskHeadDim);
   }
   REQUIRE(fsync(file.get()) == 0);
-  const DiskArray values("t.values", {path, 0, kRows * kDiskHeadDim});
-  const DiskArray scales("t.scales", {path, kRows * kDiskHeadDim, kRows * kDiskScales});
+  const DiskArray values({path, 0, kRows * kDiskHeadDim});
+  const DiskArray scales({path, kRows * kDiskHeadDim, kRows * kDiskScales});
   TableInfo info;
   info.head_dim = kDiskHeadDim;
   info.num_rows = kRows;

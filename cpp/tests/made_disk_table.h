@@ -27,8 +27,8 @@ class MadeDiskTable {
   explicit MadeDiskTable(ScalesIn scales_in, int64_t hot_bytes, int64_t first_row = 0,
                          int64_t num_rows = kDiskRows)
       : file_(kScalesAt + kDiskRows * kDiskScales),
-        values_("t.values", {file_.path(), kValuesAt, kDiskRows * kDiskHeadDim}),
-        scales_("t.scales", {file_.path(), kScalesAt, kDiskRows * kDiskScales}),
+        values_({file_.path(), kValuesAt, kDiskRows * kDiskHeadDim}),
+        scales_({file_.path(), kScalesAt, kDiskRows * kDiskScales}),
         bytes_(MadeFile::made(0, kScalesAt + kDiskRows * kDiskScales)),
         first_row_(first_row),
         num_rows_(num_rows) {

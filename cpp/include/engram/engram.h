@@ -248,9 +248,10 @@ ENGRAM_API engram_status engram_stage(const engram_stage_args* args, const engra
 ENGRAM_API engram_status engram_project(const engram_project_args* args, const engram_exec* exec);
 ENGRAM_API engram_status engram_gate(const engram_gate_args* args, const engram_exec* exec);
 
-/*! Reads and clears the fault that a kernel left on a device: ENGRAM_OK, or ENGRAM_DEVICE_FAULT
- *  with the text in engram_last_error(). Every op on that device does this first, so a fault is
- *  reported once. Does not synchronise: a kernel still running may report later. */
+/*! Reads and clears the fault that a kernel or a host node left on a device: ENGRAM_OK, or
+ * ENGRAM_DEVICE_FAULT with the text in engram_last_error(). Every op on that device does this
+ * first, so a fault is reported once. Does not synchronise: a kernel still running may report
+ * later. */
 ENGRAM_API engram_status engram_device_fault(int32_t device);
 
 /*! Text of this thread's last failure, valid until its next call into the library; never NULL. */
@@ -313,20 +314,23 @@ ENGRAM_API engram_status engram_table_cancel(void);
 ENGRAM_API engram_status engram_table_unbind(const char* name);
 
 /*! Fills values, scales, first_row, num_rows, num_columns, head_dim and values_in_host for lookups
- *  on a CUDA device, loading what is not there yet. Valid until the name is unbound. For a table
- * bound with heads = true these are of this rank's columns: ids are those of num_columns columns
- * from first_column (see engram_table_describe) on, with the stride of all. */
+ *  on a CUDA device, loading what is not there yet. Valid until the name is unbound. A table on
+ * disk has NULL for values and scales: engram_table_lookup reads it. For a table bound with heads =
+ * true these are of this rank's columns: ids are those of num_columns columns from first_column
+ * (see engram_table_describe) on, with the stride of all. */
 ENGRAM_API engram_status engram_table_view(const char* name, int32_t device,
                                            engram_lookup_args* args);
 
-/*! The same for lookups on this CPU; a table that is in GPU memory is refused. One on disk has NULL
- *  for values and scales: engram_table_lookup reads it. */
+/*! The same for lookups on this CPU; a table that is in GPU memory is refused. */
 ENGRAM_API engram_status engram_table_host_view(const char* name, engram_lookup_args* args);
 
-/*! engram_lookup on this CPU (exec->device is -1) in a bound table, in host memory or on disk:
- *  values, scales, first_row and num_rows of args are not looked at. Rows on disk that cannot be
- *  read are NaN, which the table's next lookup or engram_table_fault reports; once the table's
- *  files have changed, every call does. */
+/*! engram_lookup in a bound table, on this CPU in one in host memory or on disk, on a GPU in one on
+ *  disk: values, scales, first_row and num_rows of args are not looked at. Rows on disk that cannot
+ *  be read are NaN, which the table's next lookup or engram_table_fault reports; once the table's
+ *  files have changed, every call does. On a GPU the rows are read by host nodes of the stream, and
+ *  may then also be the device's fault; the call takes 16 MiB of pinned memory for each lookup that
+ *  runs at once, which the table keeps, and where the stream captures what the lookup needs, which
+ *  the graph keeps with the table. */
 ENGRAM_API engram_status engram_table_lookup(const char* name, const engram_lookup_args* args,
                                              const engram_exec* exec);
 

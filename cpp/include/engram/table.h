@@ -50,6 +50,7 @@ struct TableView {
   engram_hot_rows hot = {};     //!< rows of these that the GPU's memory holds too
 };
 
+class DiskLanes;
 class DiskReader;
 class GpuHotRows;
 class HostMemory;
@@ -58,7 +59,8 @@ class HostMemory;
 class TableArray {
  public:
   virtual ~TableArray() = default;
-  //! Address for kernels of `device`; loads or registers what is not there yet. Throws Error.
+  //! Address for kernels of `device`; loads or registers what is not there yet; null where the
+  //! array is on disk. Throws Error.
   virtual const uint8_t* on_device(int device) = 0;
   //! Address for this CPU; null where the memory is a GPU's, or the array is on disk.
   virtual const uint8_t* on_host() = 0;
@@ -83,11 +85,12 @@ struct TableHistory {
 //! Arrays under what a store says of them.
 class Table {
  public:
-  //! `held` is freed after the arrays; `disk` and `hot`, which read them, before.
+  //! `held` is freed after the arrays; `disk` and `hot`, which read them, before, and `lanes`, by
+  //! which GPUs read `disk`, first.
   Table(TableOptions options, TableInfo info, TableHistory history,
         std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
         std::shared_ptr<void> held, std::shared_ptr<DiskReader> disk = nullptr,
-        std::shared_ptr<GpuHotRows> hot = nullptr)
+        std::shared_ptr<GpuHotRows> hot = nullptr, std::shared_ptr<DiskLanes> lanes = nullptr)
       : options_(std::move(options)),
         info_(std::move(info)),
         history_(std::move(history)),
@@ -95,20 +98,23 @@ class Table {
         values_(std::move(values)),
         scales_(std::move(scales)),
         disk_(std::move(disk)),
-        hot_(std::move(hot)) {}
+        hot_(std::move(hot)),
+        lanes_(std::move(lanes)) {}
 
   const TableInfo& info() const { return info_; }
   const TableOptions& options() const { return options_; }
   const TableHistory& history() const { return history_; }
   const TableArray& values() const { return *values_; }
   const TableArray& scales() const { return *scales_; }
-  //! Thread-safe; the pointers live as long as this object.
+  //! Thread-safe; the pointers live as long as this object. Empty for placement disk, whose rows
+  //! come through DiskLane.
   TableView view(int device) const;
   //! For this CPU. Throws Error where the arrays are not in host memory, nor on disk: then the view
   //! is empty, and disk() reads.
   TableView host_view() const;
   //! Null but for placement disk.
   DiskReader* disk() const { return disk_.get(); }
+  DiskLanes* lanes() const { return lanes_.get(); }
   //! Null unless the options have hot_rows.
   const GpuHotRows* hot() const { return hot_.get(); }
 
@@ -124,6 +130,7 @@ class Table {
   std::unique_ptr<TableArray> scales_;
   std::shared_ptr<DiskReader> disk_;
   std::shared_ptr<GpuHotRows> hot_;
+  std::shared_ptr<DiskLanes> lanes_;
 };
 
 using TablesByName = std::map<std::string, std::shared_ptr<const Table>>;

@@ -38,24 +38,29 @@ void lookup_tokens(DiskReader& reader, const engram_lookup_args& args, int64_t b
   }
   reader.read(ids.data(), count, values.get(), scales.get());
   std::iota(ids.begin(), ids.end(), 0);
+  lookup_cpu(lookup_of_read(args, {values.get(), scales.get(), ids.data()}, begin, end), 1);
+}
+
+}  // namespace
+
+engram_lookup_args lookup_of_read(const engram_lookup_args& args, const ReadRows& rows,
+                                  int64_t begin, int64_t end) {
   engram_lookup_args part = args;
-  part.values = values.get();
-  part.scales = scales.get();
+  part.values = rows.values;
+  part.scales = rows.scales;
   part.first_row = 0;
-  part.num_rows = count;
-  part.ids = ids.data();
+  part.num_rows = row_offset(end - begin, args.num_columns);
+  part.ids = rows.places;
   part.ids_stride = args.num_columns;
   part.num_tokens = end - begin;
   part.out = static_cast<uint8_t*>(args.out) + row_offset(begin, out_bytes(args));
-  const int64_t token_scales = row_offset(args.num_columns, num_scales);
+  const int64_t token_scales = row_offset(args.num_columns, scales_per_row(args.head_dim));
   if (args.form == ENGRAM_ROWS_MXFP8_LINEAR) part.out_scales += row_offset(begin, token_scales);
   if (args.form == ENGRAM_ROWS_MXFP8_128X4) {
     part.out_scales += staged_scale_bytes(begin, token_scales);
   }
-  lookup_cpu(part, 1);
+  return part;
 }
-
-}  // namespace
 
 int disk_threads(int num_threads) {
   return num_threads > 0 ? num_threads : std::max(2, usable_threads());

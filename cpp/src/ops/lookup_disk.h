@@ -13,6 +13,18 @@ class DiskReader;
 
 constexpr int64_t kRowsPerDiskRead = 12288;  //!< fills a disk's queue many times, and 3 MB
 
+//! Rows in the order in which a call's ids ask for them; `places` are 0, 1, ...
+struct ReadRows {
+  const uint8_t* values;
+  const uint8_t* scales;
+  const int32_t* places;
+};
+
+//! The lookup of args' tokens [begin, end), whose rows have been read. In F8_128x4 order begin is a
+//! multiple of kStageTileRows.
+engram_lookup_args lookup_of_read(const engram_lookup_args& args, const ReadRows& rows,
+                                  int64_t begin, int64_t end);
+
 //! Threads for num_threads as in engram_exec: at least two, one reads while another converts.
 int disk_threads(int num_threads);
 

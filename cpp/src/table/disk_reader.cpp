@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <tuple>
 
 #include "engram/error.h"
@@ -52,10 +53,10 @@ DiskReader::DiskReader(const TableInfo& info, const DiskArray& values, const Dis
   if (scales != nullptr) columns_.push_back({&scales->file(), scales->offset(), scale_bytes_});
 }
 
-void DiskReader::read(const int32_t* ids, int64_t count, uint8_t* values_out, uint8_t* scales_out) {
+bool DiskReader::read(const int32_t* ids, int64_t count, uint8_t* values_out, uint8_t* scales_out) {
   Batch batch{.wanted = take_hot(ids, count, values_out, scales_out),
               .outs = {values_out, scales_out}};
-  if (batch.wanted.empty()) return;
+  if (batch.wanted.empty()) return true;
   std::sort(batch.wanted.begin(), batch.wanted.end(), [](const Wanted& a, const Wanted& b) {
     return std::tie(a.row, a.place) < std::tie(b.row, b.place);
   });
@@ -65,6 +66,7 @@ void DiskReader::read(const int32_t* ids, int64_t count, uint8_t* values_out, ui
   read_again(&batch);
   // NOTE: after the last read, or a row of another state of the file could slip through.
   const bool right = are_unchanged();
+  bool complete = true;
   for (size_t i = 0; i < batch.wanted.size(); ++i) {
     const Wanted& row = batch.wanted[i];
     uint8_t* const values = batch.out(0, row, value_bytes_);
@@ -74,8 +76,10 @@ void DiskReader::read(const int32_t* ids, int64_t count, uint8_t* values_out, ui
       if (!repeated) hot_rows_.insert(row.row, values, scales);
     } else {
       write_nan(values, scales);
+      complete = false;
     }
   }
+  return complete;
 }
 
 void DiskReader::write_nan(uint8_t* values, uint8_t* scales) const {
@@ -192,7 +196,13 @@ void DiskReader::note_fault(const std::string& text, bool lasts) {
   fault_lasts_ = fault_lasts_ || lasts;
   if (fault_) return;
   fault_ = text;
-  log(LogLevel::kError, concat("rows of a table on disk are NaN: ", text));
+  // NOTE: who takes messages may wait for what waits for a GPU, which may wait for this read.
+  try {
+    std::thread([text] {
+      log(LogLevel::kError, concat("rows of a table on disk are NaN: ", text));
+    }).detach();
+  } catch (const std::exception&) {  // the fault itself is there
+  }
 }
 
 std::optional<std::string> DiskReader::take_fault() {

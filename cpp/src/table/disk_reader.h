@@ -34,9 +34,9 @@ class DiskReader {
 
   //! Row ids[i] to values_out [count, D] and scales_out [count, D/32], in any host memory. Ids
   //! outside the table's rows give zeros, lost ones NaN, values and scales. So are rows that cannot
-  //! be read, which leave a fault, and all of a call in which a file turns out to have changed.
-  //! Thread-safe; sleeps while the disk works.
-  void read(const int32_t* ids, int64_t count, uint8_t* values_out, uint8_t* scales_out);
+  //! be read, which leave a fault, and all of a call in which a file turns out to have changed; it
+  //! then returns false. Thread-safe; sleeps while the disk works, and waits for no log.
+  bool read(const int32_t* ids, int64_t count, uint8_t* values_out, uint8_t* scales_out);
 
   //! The first fault since the last call, naming file and offset. Files that have changed stay a
   //! fault.

@@ -6,6 +6,7 @@
 #include "engram/row.h"
 #include "engram/table.h"
 #include "table/bind.h"
+#include "table/disk_lane.h"
 #include "table/gpu_hot_rows.h"
 #include "table/keeper.h"
 #include "table/log.h"
@@ -25,6 +26,7 @@ const char* environment_file() {
 }  // namespace
 
 TableView Table::view(int device) const {
+  if (disk_ != nullptr) return {};
   return from_first_row({.values = values_->on_device(device),
                          .scales = scales_->on_device(device),
                          .values_in_host = options_.placement == Placement::kHost,
@@ -142,6 +144,7 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
 }
 
 void TableRegistry::unbind(const std::string& name) {
+  free_left_disk_lanes();
   std::shared_ptr<const Table> freed;  // after the lock: freeing takes time
   const std::lock_guard lock(mutex_);
   const auto found = tables_.find(name);

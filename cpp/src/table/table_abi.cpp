@@ -3,12 +3,15 @@
 #include <cstring>
 
 #include "check.h"
+#include "cuda_support.h"
 #include "engram/ops.h"
 #include "engram/table.h"
+#include "fault.h"
 #include "guard.h"
 #include "nlohmann/json.hpp"
 #include "ops/lookup_disk.h"
 #include "table/bind.h"
+#include "table/disk_lane.h"
 #include "table/disk_reader.h"
 #include "table/gpu_hot_rows.h"
 #include "table/log.h"
@@ -100,10 +103,27 @@ nlohmann::ordered_json describe(const Table& table) {
 void throw_fault(const std::string& name, const Table& table) {
   if (table.disk() == nullptr) return;
   if (const auto fault = table.disk()->take_fault()) {
+#if ENGRAM_CUDA
+    forget_fault(pack_fault(FaultCode::kDiskRows, table.info().layer, 0));
+#endif
     throw Error(
         ENGRAM_DEVICE_FAULT,
         concat("table '", name, "': rows of an earlier lookup could not be read: ", *fault));
   }
+}
+
+void lookup_on_gpu(const std::shared_ptr<const Table>& table, const engram_lookup_args& args,
+                   const engram_exec& exec) {
+  ENGRAM_CHECK(table->disk() != nullptr,
+               "device: expected -1 for a table in memory, whose rows engram_lookup reads where "
+               "engram_table_view says, found ",
+               exec.device);
+  require_cuda(exec.device);
+#if ENGRAM_CUDA
+  throw_pending_fault(exec.device);
+  if (args.num_tokens == 0) return;
+  table->lanes()->lookup(table, args, exec.device, static_cast<cudaStream_t>(exec.stream));
+#endif
 }
 
 }  // namespace
@@ -189,15 +209,17 @@ engram_status engram_table_lookup(const char* name, const engram_lookup_args* ar
     check_array(name, "name");
     check_array(args, "args");
     check_array(exec, "exec");
-    check_range(exec->device, "device", -1, -1);
+    check_range(exec->device, "device", -1, INT32_MAX);
     check_at_least(exec->num_threads, "num_threads", 0);
     const auto table = TableRegistry::instance().require(name);
     throw_fault(name, *table);
+    const bool on_gpu = exec->device >= 0;
     engram_lookup_args call = *args;
-    fill(table->host_view(), table->info(), &call);
+    fill(on_gpu ? TableView{} : table->host_view(), table->info(), &call);
     call.num_columns = args->num_columns;
     check_range(args->head_dim, "head_dim", call.head_dim, call.head_dim);
     check_lookup_call(call);
+    if (on_gpu) return lookup_on_gpu(table, call, *exec);
     if (call.num_tokens == 0) return;
     if (table->disk() != nullptr) {
       lookup_disk(*table->disk(), call, exec->num_threads);

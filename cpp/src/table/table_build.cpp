@@ -9,6 +9,7 @@
 #include "engram/error.h"
 #include "engram/row.h"
 #include "table/cumem.h"
+#include "table/disk_lane.h"
 #include "table/disk_reader.h"
 #include "table/gpu_hot_rows.h"
 #include "table/hot_buckets.h"
@@ -101,7 +102,7 @@ void TableBuild::read(const Seat& seat) {
             make_device_array(array.source, begin, begin + array.device_bytes, options_.verify);
       }
       if (placement == Placement::kDisk) {
-        array.disk = std::make_unique<DiskArray>(array.label, file);
+        array.disk = std::make_unique<DiskArray>(file);
       }
       if (placement == Placement::kDeviceSharded) {
         array.reader = std::make_unique<SourceReader>(array.source);
@@ -280,9 +281,9 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
            {"bytes", history.num_bytes},
            {"huge_bytes", history.huge_bytes},
            {"since", history.since}});
-  return std::make_shared<const Table>(std::move(options_), std::move(info_), std::move(history),
-                                       take(arrays_[0]), take(arrays_[1]), std::move(held), disk,
-                                       std::move(hot));
+  return std::make_shared<const Table>(
+      std::move(options_), std::move(info_), std::move(history), take(arrays_[0]), take(arrays_[1]),
+      std::move(held), disk, std::move(hot), disk ? std::make_shared<DiskLanes>() : nullptr);
 }
 
 std::shared_ptr<DiskReader> TableBuild::make_reader() const {
