@@ -35,7 +35,7 @@ std::string fault_text(uint64_t packed) {
     case FaultCode::kHistory:
       return concat("history of request ", index, ": expected the check word of position ", value,
                     " in its KV cache slot, found another: a block was not copied");
-    case FaultCode::kDiskRows:
+    case FaultCode::kUnreadRows:
       return concat("layer ", index, ": rows of its table on disk could not be read, and are NaN");
   }
   return concat("unknown fault ", packed);

@@ -20,7 +20,7 @@ enum class FaultCode : uint32_t {
   kBoundary = 3,    //!< index: position in cu_seqlens, value: the boundary
   kTokenMap = 4,    //!< index: raw id, value: its compressed id
   kHistory = 5,     //!< index: request, value: the position whose slot does not hold
-  kDiskRows = 6,    //!< index: the layer whose table is on disk, value: 0
+  kUnreadRows = 6,  //!< index: the layer whose table on disk has them, value: 0
 };
 
 constexpr int kFaultValueBits = 32;

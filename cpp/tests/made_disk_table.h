@@ -43,6 +43,8 @@ class MadeDiskTable {
 
   DiskReader& reader() { return *reader_; }
   const MadeFile& file() const { return file_; }
+  const uint8_t* value_bytes() const { return bytes_.data() + kValuesAt; }
+  const uint8_t* scale_bytes() const { return bytes_.data() + kScalesAt; }
   int page_handle() const { return values_.file().page_handle(); }
 
   //! How many rows of a read are neither right nor, where `lost` counts them, NaN. Right is NaN of

@@ -171,7 +171,7 @@ void DiskLane::read(int64_t num_rows) noexcept {
     memset(scales_, kE8m0Nan, static_cast<size_t>(row_offset(num_rows, scales_per_row(head_dim_))));
     complete = false;
   }
-  if (!complete) store_fault(fault_, FaultCode::kDiskRows, layer_, 0);
+  if (!complete) store_fault(fault_, FaultCode::kUnreadRows, layer_, 0);
 }
 
 std::shared_ptr<DiskLane> make_disk_lane(std::shared_ptr<const Table> table, int device,

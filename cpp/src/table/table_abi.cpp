@@ -104,7 +104,7 @@ void throw_fault(const std::string& name, const Table& table) {
   if (table.disk() == nullptr) return;
   if (const auto fault = table.disk()->take_fault()) {
 #if ENGRAM_CUDA
-    forget_fault(pack_fault(FaultCode::kDiskRows, table.info().layer, 0));
+    forget_fault(pack_fault(FaultCode::kUnreadRows, table.info().layer, 0));
 #endif
     throw Error(
         ENGRAM_DEVICE_FAULT,

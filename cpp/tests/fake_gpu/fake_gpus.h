@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -48,6 +50,21 @@ bool refuses();
 int64_t num_made();
 //! Whether this thread has an error of the run time's that nobody has asked for.
 bool has_pending_error();
+//! Calls from where CUDA allows none: host nodes, and the ends of what graphs keep.
+int64_t num_forbidden();
+
+//! Does work, now or, of a stream that is held or captures, later. Returns what the call answers.
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
+//! Holds back what is enqueued on a stream until release() does it, or who waits for its event.
+void hold(cudaStream_t stream);
+void release(cudaStream_t stream);
+//! One stream at a time.
+cudaGraph_t begin_capture(cudaStream_t stream);
+void end_capture();
+void replay(cudaGraph_t graph);
+//! What it keeps ends on another thread.
+void end(cudaGraph_t graph);
+
 //! Null for what is not there.
 void* driver_function(const std::string& name);
 

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The run time: everything is done when a call returns.
+// The run time: everything is done when a call returns, but for what fake_work.cpp holds back.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <utility>
+#include <vector>
 
 #include "fake_gpus.h"
+#include "fake_work.h"
 #include "table/formula_cuda.h"
 
 namespace engram::fake {
@@ -25,12 +28,16 @@ int current_device() {
   return context == 0 ? 0 : static_cast<int>(context - 1);
 }
 
-//! What a call answers that has done its work.
+}  // namespace
+
 cudaError_t answer() {
+  note_call();
   if (!refuses()) return cudaSuccess;
   last_error = cudaErrorMemoryAllocation;
   return last_error;
 }
+
+namespace {
 
 //! New memory that stands for anything.
 cudaError_t make(void** memory, size_t num_bytes) {
@@ -112,6 +119,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMe
                             cudaStream_t) {
   return cudaMemcpy(to, from, num_bytes, kind);
 }
+cudaError_t cudaHostAlloc(void** memory, size_t num_bytes, unsigned int) {
+  static std::deque<std::vector<char>> kept;  // until the process ends
+  *memory = kept.emplace_back(num_bytes).data();
+  return answer();
+}
+cudaError_t cudaHostGetDevicePointer(void** pointer, void* memory, unsigned int) {
+  *pointer = memory;
+  return answer();
+}
 cudaError_t cudaMemsetAsync(void* to, int value, size_t num_bytes, cudaStream_t) {
   std::memset(to, value, num_bytes);
   return answer();
@@ -125,8 +141,6 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
   return make(reinterpret_cast<void**>(event), 1);
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return end(event); }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return answer(); }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return answer(); }
 
 namespace engram {
 

@@ -3,11 +3,13 @@
 // in what order a prefetch and the lookup that waits for it run.
 #include <array>
 
+#include "../made_disk_table.h"
 #include "../plugins/cases.h"
 #include "doctest/doctest.h"
 #include "engram/table.h"
 #include "fake_streams.h"
 #include "fault.h"
+#include "table/disk_lane.h"
 
 namespace engram {
 namespace {
@@ -52,6 +54,10 @@ struct Fixture {
   }
 
   static void bind() { registry().bind({.tables = {{kTable, {}}}}); }
+  static void bind_on_disk() {
+    registry().unbind(kTable);
+    registry().bind({.tables = {{kTable, {.placement = Placement::kDisk}}}});
+  }
 
   Plugin attach(const std::string& name, const Fields& changes = {}) {
     return Plugin(name, fields_of(name, changes), TensorRTPhase::kRUNTIME).attach(&context);
@@ -183,6 +189,48 @@ TEST_CASE_FIXTURE(Fixture, "a prefetch waits for the gather that a failed step l
   CHECK(fake::runs_after(stream, fake::last_gather()));
   CHECK(wait(waits) != 0);
   CHECK(take_log().find("found none started") != std::string::npos);
+}
+
+TEST_CASE_FIXTURE(Fixture, "rows on disk are there when a gather begins, on either stream") {
+  bind_on_disk();
+  const auto are_read = [&] {
+    const uint8_t* const found = fake::last_gather().values;
+    for (int i = 0; i < 24; ++i) {
+      const int32_t id = ids[static_cast<size_t>(24 + i)];  // of the layer that is looked up
+      const uint8_t* const right = fake::disk_table().value_bytes() + row_offset(id, kDiskHeadDim);
+      CHECK(memcmp(found + row_offset(i, kDiskHeadDim), right, kDiskHeadDim) == 0);
+    }
+  };
+  const Plugin looks_up = attach("EngramLookup", {{"layer_idx", 1}});
+  const Plugin prefetches = attach("EngramPrefetch", {{"layer_idx", 1}});
+  const Plugin waits = attach_waiting();
+  registry().unbind(kTable);  // both keep it
+  for (int32_t turn = 0; turn < 3; ++turn) {
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i) * 97 + turn;
+    CHECK(looks_up.enqueue(kIds, {ids.data()}, {out.data()}, stream) == 0);
+    are_read();
+    ids[24] = 19999;
+    CHECK(prefetch(prefetches) == 0);
+    are_read();
+    CHECK_FALSE(fake::runs_after(stream, fake::last_gather()));
+    CHECK(wait(waits) == 0);
+    CHECK(fake::runs_after(stream, fake::last_gather()));
+  }
+  bind();
+}
+
+TEST_CASE_FIXTURE(Fixture, "a graph keeps the table on disk of a plugin that is gone") {
+  bind_on_disk();
+  const std::weak_ptr<const Table> table = registry().find(kTable);
+  fake::begin_capture(stream);
+  CHECK(attach("EngramLookup").enqueue(kIds, {ids.data()}, {out.data()}, stream) == 0);
+  registry().unbind(kTable);
+  free_left_disk_lanes();
+  CHECK_FALSE(table.expired());
+  fake::end_capture();
+  free_left_disk_lanes();
+  CHECK(table.expired());
+  bind();
 }
 
 TEST_CASE_FIXTURE(Fixture, "nobody waits for what a failed capture left") {

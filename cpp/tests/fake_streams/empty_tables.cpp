@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The registry, of tables that no store has: their layout is that of ../plugins/cases.h, their rows
-// are nobody's to read.
+// are nobody's to read, but of those on disk.
+#include "../made_disk_table.h"
 #include "engram/table.h"
+#include "fake_streams.h"
 
 namespace engram {
 namespace {
@@ -17,7 +19,13 @@ class OneByte final : public TableArray {
 
 }  // namespace
 
+MadeDiskTable& fake::disk_table() {
+  static MadeDiskTable table(ScalesIn::kFile, 0);
+  return table;
+}
+
 TableView Table::view(int device) const {
+  if (disk_ != nullptr) return {};
   return {.values = values_->on_device(device), .scales = scales_->on_device(device)};
 }
 
@@ -33,10 +41,14 @@ void TableRegistry::bind(const Bindings& bindings) {
                    .layer = 1,
                    .num_columns = 24,
                    .head_dim = 256,
-                   .num_rows = 1};
+                   .num_rows = kDiskRows};
+    std::shared_ptr<DiskReader> disk;
+    if (options.placement == Placement::kDisk) {
+      disk = {std::shared_ptr<void>(), &fake::disk_table().reader()};
+    }
     tables_[name] =
         std::make_shared<Table>(options, info, TableHistory{}, std::make_unique<OneByte>(),
-                                std::make_unique<OneByte>(), nullptr);
+                                std::make_unique<OneByte>(), nullptr, disk);
   }
 }
 

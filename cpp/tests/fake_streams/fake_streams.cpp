@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <set>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "engram/ops.h"
 #include "guard.h"
 #include "ops/row_runs.h"
+#include "table/gpu_memory.h"
 
 namespace {
 
@@ -26,12 +29,31 @@ engram::fake::Gather last{};
 
 }  // namespace
 
+struct CUuserObject_st {
+  void* kept;
+  cudaHostFn_t leave;
+};
+struct CUgraph_st {
+  std::vector<cudaUserObject_t> kept;
+};
 struct CUstream_st {
   Point point;
 };
 struct CUevent_st {
   Point point;
 };
+
+namespace {
+
+CUgraph_st graph;  // that is captured
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  cudaStreamIsCapturing(stream, &status);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
 
 namespace engram::fake {
 
@@ -43,7 +65,11 @@ bool runs_after(cudaStream_t stream, const Gather& gather) {
 
 void begin_capture(cudaStream_t stream) { stream->point.capture = capture_now = ++num_captures; }
 
-void end_capture() { capture_now = 0; }
+void end_capture() {
+  capture_now = 0;
+  for (const cudaUserObject_t object : graph.kept) cudaUserObjectRelease(object, 1);
+  graph.kept.clear();
+}
 
 }  // namespace engram::fake
 
@@ -68,6 +94,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   if (stream->point.capture != capture_now) stream->point.capture = 0;  // it has ended
@@ -95,7 +123,62 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
+// Host nodes, and what graphs keep.
+
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  if (is_capturing(stream)) return cudaSuccess;
+  for (size_t i = 0; i < height; ++i) {
+    std::memcpy(static_cast<char*>(to) + i * to_pitch,
+                static_cast<const char*>(from) + i * from_pitch, width);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  if (!is_capturing(stream)) function(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t* found,
+                                     const cudaGraphNode_t**,
+#if CUDART_VERSION >= 13000
+                                     const cudaGraphEdgeData**,
+#endif
+                                     size_t*) {
+  *found = &graph;
+  return cudaStreamIsCapturing(stream, status);
+}
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* kept, cudaHostFn_t leave, unsigned,
+                                 unsigned) {
+  *object = new CUuserObject_st{kept, leave};
+  return cudaSuccess;
+}
+
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned) {
+  object->leave(object->kept);
+  delete object;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t keeper, cudaUserObject_t object, unsigned,
+                                      unsigned) {
+  keeper->kept.push_back(object);
+  return cudaSuccess;
+}
+
 // Everything else that plugins call, of one device.
+
+cudaError_t cudaMallocHost(void** memory, size_t num_bytes) {
+  *memory = std::aligned_alloc(64, (num_bytes + 63) / 64 * 64);
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
 
 cudaError_t cudaGetDevice(int* device) {
   *device = 0;
@@ -145,6 +228,9 @@ cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSucce
 // Launchers of kernels.
 
 namespace engram {
+
+OnGpu::OnGpu(int) {}
+OnGpu::OnGpu(int, std::nothrow_t) noexcept {}
 
 cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
   last = {last.number + 1, args.values};
