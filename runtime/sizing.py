@@ -107,7 +107,7 @@ def placements(config: EngramConfig, nodes: Nodes) -> list[Placement]:
         placement(
             "device_sharded", "all GPUs of a node together", 0, share, sharded_rows_per_s(num_ranks)
         ),
-        placement("disk", "files for CPUs; hot rows in RAM", hot_bytes, 0, None, 0),
+        placement("disk", "files; hot rows in RAM", hot_bytes, 0, None, 0),
         placement(
             "disk, scales in RAM",
             "the same, and scales in RAM",

@@ -25,6 +25,8 @@ TEST_CASE("a fault's word tells where and what") {
   CHECK(text_of(FaultCode::kHistory, 3, 17) ==
         "history of request 3: expected the check word of position 17 in its KV cache slot, found "
         "another: a block was not copied");
+  CHECK(text_of(FaultCode::kUnreadRows, 14, 0) ==
+        "layer 14: rows of its table on disk could not be read, and are NaN");
   store_fault(nullptr, FaultCode::kTokenId, 0, 0);
 }
 
