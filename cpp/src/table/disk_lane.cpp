@@ -119,8 +119,9 @@ cudaError_t DiskLane::enqueue(const engram_lookup_args& args, cudaStream_t strea
 
 cudaError_t DiskLane::enqueue_part(const engram_lookup_args& args, int64_t begin, int64_t end,
                                    cudaStream_t stream) {
-  const engram_lookup_args part =
+  engram_lookup_args part =
       lookup_of_read(args, {.values = values_, .scales = scales_, .places = places_}, begin, end);
+  part.path = ENGRAM_LOOKUP_DIRECT;
   check_lookup_on_gpu(part);
   constexpr auto kIdBytes = static_cast<int64_t>(sizeof(int32_t));
   const auto width = static_cast<size_t>(row_offset(args.num_columns, kIdBytes));
