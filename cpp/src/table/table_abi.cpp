@@ -112,8 +112,8 @@ void throw_fault(const std::string& name, const Table& table) {
   }
 }
 
-void lookup_on_gpu(const std::shared_ptr<const Table>& table, const engram_lookup_args& args,
-                   const engram_exec& exec) {
+void lookup_on_gpu(const std::shared_ptr<const Table>& table,
+                   [[maybe_unused]] const engram_lookup_args& args, const engram_exec& exec) {
   ENGRAM_CHECK(table->disk() != nullptr,
                "device: expected -1 for a table in memory, whose rows engram_lookup reads where "
                "engram_table_view says, found ",
