@@ -130,28 +130,28 @@ def test_a_thousand_replays(store, num_tokens):
     assert wrong.item() == 0
 
 
-def test_graphs_keep_their_table(store):
+def test_graphs_keep_their_table(own_store):
     """Replays go on when the name is free, and bound to another table; the last end frees it."""
     import torch
 
-    ids, out = random_ids(store, 20), out_for(store, [0] * 20)
+    ids, out = random_ids(own_store, 20), out_for(own_store, [0] * 20)
     given = CUDA.put(ids)
-    before = num_open(store)
-    with bind(store) as tables:
+    before = num_open(own_store)
+    with bind(own_store) as tables:
         graph = capture(lambda: tables.lookup("mine", given, out=out))
-    assert num_open(store) > before
+    assert num_open(own_store) > before
     with Tables() as others:
-        others.bind("mine", store, layer=1, placement="disk")
+        others.bind("mine", own_store, layer=1, placement="disk")
         given.copy_(CUDA.put(ids[::-1].copy()))
         graph.replay()
-        same(CUDA.get(out), wanted(store, ids[::-1]))
+        same(CUDA.get(out), wanted(own_store, ids[::-1]))
     del graph
     for _ in range(1000):  # CUDA ends what a graph keeps when it likes; names that end free it
         torch.cuda.synchronize()
-        bind(store).close()
-        if num_open(store) == before:
+        bind(own_store).close()
+        if num_open(own_store) == before:
             break
-    assert num_open(store) == before
+    assert num_open(own_store) == before
 
 
 def num_open(store):
