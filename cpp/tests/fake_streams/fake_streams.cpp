@@ -229,7 +229,6 @@ cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSucce
 
 namespace engram {
 
-OnGpu::OnGpu(int) {}
 OnGpu::OnGpu(int, std::nothrow_t) noexcept {}
 
 cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
