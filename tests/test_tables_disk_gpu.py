@@ -134,18 +134,18 @@ def test_graphs_keep_their_table(own_store):
     """Replays go on when the name is free, and bound to another table; the last end frees it."""
     import torch
 
-    ids, out = random_ids(own_store, 20), out_for(own_store, [0] * 20)
-    given = CUDA.put(ids)
-    before = num_open(own_store)
+    ids, other = random_ids(own_store, 20), random_ids(own_store, 20, seed=1)
+    given, out = CUDA.put(ids), out_for(own_store, ids)
+    expected = wanted(own_store, other)
+    before = num_open(own_store)  # with the one of the store's own mapping
     with bind(own_store) as tables:
         graph = capture(lambda: tables.lookup("mine", given, out=out))
     assert num_open(own_store) > before
     with Tables() as others:
         others.bind("mine", own_store, layer=1, placement="disk")
-        other = random_ids(own_store, 20, seed=1)
         given.copy_(CUDA.put(other))
         graph.replay()
-        same(CUDA.get(out), wanted(own_store, other))
+        same(CUDA.get(out), expected)
     del graph
     for _ in range(1000):  # CUDA ends what a graph keeps when it likes; names that end free it
         torch.cuda.synchronize()
