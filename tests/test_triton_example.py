@@ -146,7 +146,8 @@ def test_the_client_of_an_engine_hands_on_the_past(shell, tmp_path):
     store = open_store(tmp_path / "store")
     options = ("--max-batch", "8", "--max-tokens", "512", "--hidden-dtype", "float32")
     write_engine_model(store, tmp_path / "engines", "engram", TOKENS_BEFORE, *options)
-    with serve(tmp_path / "engines", shell.python, tmp_path / "log") as server:
+    tables = {"TRTLLM_ENGRAM_TABLES": str(tmp_path / "engines/engram/tables.toml")}
+    with serve(tmp_path / "engines", shell.python, tmp_path / "log", environment=tables) as server:
         line = around_launch(commands(1))[2][0]
         found = {shell.run(f"{line} --piece {size}", server) for size in (7, 64)}
     assert len(found) == 1

@@ -44,7 +44,8 @@ def main() -> None:
 
     rng = np.random.default_rng(0)
     streams, datatypes = {}, {}
-    for one in server.get_model_metadata(args.model).inputs:
+    described = {one.name: one for one in server.get_model_metadata(args.model).inputs}
+    for one in described.values():
         if one.name.endswith(".hidden"):
             size = [int(size) for size in one.shape[2:]]  # hc_mult, hidden
             stream = rng.standard_normal((1, ids.size, *size), np.float32)
@@ -52,7 +53,9 @@ def main() -> None:
             datatypes[one.name] = one.datatype
 
     added = {name: [] for name in streams}
-    lookback = np.full((1, 2), -1, np.int32)  # N-1 tokens before the text: none
+    if not args.sequences:
+        window = int(described["lookback_ids"].shape[1])
+        lookback = np.full((1, window), -1, np.int32)  # no tokens before the text
     for start in range(0, ids.size, args.piece):
         piece = ids[None, start : start + args.piece]
         stop = start + piece.size
