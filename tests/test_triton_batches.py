@@ -120,11 +120,17 @@ def test_a_batch_is_closed_before_it_is_too_large(server, store, folder):
 
 @pytest.mark.parametrize("spoil", [without_the_library, without_the_sizes])
 def test_what_closes_it(server, store, folder, spoil):
-    """Where either is missing, more is joined than fits."""
+    """Where either is missing, more is joined than fits: mostly, as requests come in any order."""
     model = make_model(store, folder / "models", spoil.__name__)
     spoil(model)
-    found = batches_of(server, store, model)
-    assert [one for one in found if one[1] > 1 and one[2] > MAX_TOKENS]
+
+    def joins_too_much():
+        for mark in ("busy", "go"):
+            (model / mark).unlink(missing_ok=True)
+        found = batches_of(server, store, model)
+        return any(number > 1 and tokens > MAX_TOKENS for _, number, tokens in found)
+
+    assert any(joins_too_much() for _ in range(10))
 
 
 @pytest.mark.parametrize("text", ["many", "0", "131 tokens"])
