@@ -62,6 +62,9 @@ class ProjectKernel(IntEnum):
     SM90_64 = 3
     SM90_128 = 4
     SM90_256 = 5
+    SM90_32 = 6
+    SM90_WIDE_192 = 7
+    SM90_WIDE_256 = 8
 
 
 class WeightLayout(IntEnum):

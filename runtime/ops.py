@@ -352,7 +352,8 @@ def project(
         scale: E8M0 [ceil(out/32), ceil(in/32)], one per block of 32x32 weights.
         weight_layout: row_major, or sm90_v1, on a GPU of compute capability 9.0, for what
             builder.weight_layout.lay_weight made of the weight.
-        kernel: GPU alone: generic, or one of sm90_16 to sm90_256, instead of the fastest there is.
+        kernel: GPU alone: generic, or one of sm90_16 to sm90_wide_256, instead of the fastest
+            there is.
         out: BF16 [T, out].
     """
     for name, value, known in (

@@ -190,7 +190,8 @@ def test_batch_invariance(device):
         np.testing.assert_array_equal(part, whole[-num_tokens:])
 
 
-SM90 = ["sm90_16", "sm90_64", "sm90_128", "sm90_256"]
+SM90_WIDE = ["sm90_wide_192", "sm90_wide_256"]
+SM90 = ["sm90_16", "sm90_32", "sm90_64", "sm90_128", "sm90_256", *SM90_WIDE]
 SM90_SIZES = {"square": (64, 64), "one_group": (32, 8), "wide": (1536, 1000), "row": (6144, 400)}
 
 
@@ -224,6 +225,25 @@ def test_kernels_agree(kernel, num_tokens, in_features, out_features):
     if out_features % 16 == 0:
         found = run_sm90_v1(x, weight, scale, kernel)
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", SM90_WIDE)
+@pytest.mark.parametrize("num_tokens", [1, 131, 300], ids="T{}".format)
+@pytest.mark.parametrize("num_left", [256, 8])
+def test_outputs_left_over(kernel, num_tokens, num_left):
+    """Those past a round of 192 on each multiprocessor, by products of single warps."""
+    import torch
+
+    needs_sm90()
+    round_outputs = 192 * torch.cuda.get_device_properties().multi_processor_count
+    rng = np.random.default_rng(num_left)
+    x = generators.bf16(rng, num_tokens, 1056)
+    weight, scale = generators.fp8_weights(rng, round_outputs + num_left, 1056)
+    expected = run(Torch(), x, weight, scale, kernel="generic")
+    np.testing.assert_array_equal(run(Torch(), x, weight, scale, kernel=kernel), expected)
+    if num_left % 16 == 0:
+        np.testing.assert_array_equal(run_sm90_v1(x, weight, scale, kernel), expected)
 
 
 @pytest.mark.gpu

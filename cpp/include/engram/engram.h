@@ -192,7 +192,10 @@ typedef enum engram_project_kernel {
   ENGRAM_PROJECT_SM90_16 = 2, /*!< compute capability 9.0; named by the tokens of a tile */
   ENGRAM_PROJECT_SM90_64 = 3,
   ENGRAM_PROJECT_SM90_128 = 4,
-  ENGRAM_PROJECT_SM90_256 = 5
+  ENGRAM_PROJECT_SM90_256 = 5,
+  ENGRAM_PROJECT_SM90_32 = 6,
+  ENGRAM_PROJECT_SM90_WIDE_192 = 7, /*!< the same with 192 outputs a block */
+  ENGRAM_PROJECT_SM90_WIDE_256 = 8
 } engram_project_kernel;
 
 /*! Order of a projection's weights. */

@@ -114,7 +114,7 @@ void check_project(const engram_project_args& args) {
   check_range(args.num_tokens, "num_tokens", 0, INT32_MAX);
   check_multiple(args.in_features, "in_features", kScaleBlock);
   check_at_least(args.out_features, "out_features", 1);
-  check_range(args.kernel, "kernel", ENGRAM_PROJECT_AUTO, ENGRAM_PROJECT_SM90_256);
+  check_range(args.kernel, "kernel", ENGRAM_PROJECT_AUTO, ENGRAM_PROJECT_SM90_WIDE_256);
   check_range(args.weight_layout, "weight_layout", ENGRAM_WEIGHT_ROW_MAJOR, ENGRAM_WEIGHT_SM90_V1);
   if (args.weight_layout == ENGRAM_WEIGHT_SM90_V1) {
     check_multiple(args.out_features, "out_features", 16);

@@ -15,10 +15,16 @@ cudaError_t project_generic(const engram_project_args& args, int num_blocks, cud
 //! Whether this build has the code of these for this device: it needs architecture 90a, not 90.
 bool project_sm90_is_built();
 
-//! Warpgroup products of compute capability 9.0, named by the tokens of a tile.
+//! Warpgroup products of compute capability 9.0, named by the tokens of a tile; the wide ones have
+//! 192 outputs a block, and do apart what whole rounds of that leave over.
 cudaError_t project_sm90_16(const engram_project_args& args, int num_blocks, cudaStream_t stream);
+cudaError_t project_sm90_32(const engram_project_args& args, int num_blocks, cudaStream_t stream);
 cudaError_t project_sm90_64(const engram_project_args& args, int num_blocks, cudaStream_t stream);
 cudaError_t project_sm90_128(const engram_project_args& args, int num_blocks, cudaStream_t stream);
 cudaError_t project_sm90_256(const engram_project_args& args, int num_blocks, cudaStream_t stream);
+cudaError_t project_sm90_wide_192(const engram_project_args& args, int num_blocks,
+                                  cudaStream_t stream);
+cudaError_t project_sm90_wide_256(const engram_project_args& args, int num_blocks,
+                                  cudaStream_t stream);
 
 }  // namespace engram

@@ -12,16 +12,19 @@ namespace engram {
 namespace sm90 {
 namespace {
 
-using Few = Shape<16, 256, 4, 1>;
-using Some = Shape<64, 128, 4, 1>;
-using More = Shape<128, 64, 4, 1>;
-using Many = Shape<256, 64, 2, 4>;
+using Tokens16 = Shape<16, 256, 4, 1>;
+using Tokens32 = Shape<32, 128, 4, 1>;
+using Tokens64 = Shape<64, 128, 4, 1>;
+using Tokens128 = Shape<128, 64, 4, 1>;
+using Tokens256 = Shape<256, 64, 2, 4>;
+using Wide192 = Shape<192, 64, 3, 1>;
+using Wide256 = Shape<256, 64, 3, 1>;
 
-constexpr int kSharedBytes = 227 * 1024;  // what a block of compute capability 9.0 may have
-constexpr int kReservedBytes = 2048;      // barriers, and the way to the next 1024 bytes
 // That cost a tile of 256 outputs as much as its weights do, by times of 256 to 8192 tokens on an
 // H200.
 constexpr int kDecodeTokens = 116;
+// That take as long as a tile: 4 to 7 there.
+constexpr int kStripsPerTile = 5;
 
 //! The driver's function, found without linking its library; null where it is too old.
 PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
@@ -50,17 +53,35 @@ bool encode(CUtensorMap& map, CUtensorMapDataType type, int element_bytes, const
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+//! Boxes of box_rows rows, a multiple of 16.
 template <typename S>
-bool encode_weight(Args& args, const engram_project_args& call) {
+bool encode_weight(CUtensorMap& map, const engram_project_args& call, int box_rows) {
   if (call.weight_layout == ENGRAM_WEIGHT_SM90_V1) {
     // 16 rows are one, of 16 bytes for each inner value: two elements of 8, a box has 256 at most.
-    return encode(args.weight, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, call.weight,
-                  call.out_features / 16, int64_t{2} * call.in_features, args.rows / 16,
-                  2 * S::kWeightColumns, CU_TENSOR_MAP_SWIZZLE_NONE);
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, call.weight, call.out_features / 16,
+                  int64_t{2} * call.in_features, box_rows / 16, 2 * S::kWeightColumns,
+                  CU_TENSOR_MAP_SWIZZLE_NONE);
   }
-  return encode(args.weight, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, call.weight, call.out_features,
-                call.in_features, args.rows, S::kWeightColumns,
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, call.weight, call.out_features,
+                call.in_features, box_rows, S::kWeightColumns,
                 S::kWeightColumns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
+}
+
+//! Leaves the outputs of the last row tile to strips where tiles would take another round, and
+//! strips less time than that.
+void leave_strips(Args& args, int num_clusters) {
+  const auto rounds = [&](int num_row_tiles) {
+    return ceil_div(int64_t{num_row_tiles} * args.num_token_tiles, num_clusters);
+  };
+  const int num_whole = args.num_row_tiles - 1;
+  const int64_t num_left = args.out_features - int64_t{num_whole} * args.rows * kClusterBlocks;
+  const int64_t num_token_strips = ceil_div(args.num_tokens, kStripTokens);
+  const int64_t num_strips = ceil_div(num_left, kStripRows * kClusterBlocks) * num_token_strips;
+  const int64_t strips_cost = ceil_div(num_strips, num_clusters);
+  if (strips_cost >= kStripsPerTile * (rounds(args.num_row_tiles) - rounds(num_whole))) return;
+  args.num_row_tiles = num_whole;
+  args.num_token_strips = static_cast<int>(num_token_strips);
+  args.num_strips = static_cast<int>(num_strips);
 }
 
 //! Whole tiles in full rounds of the clusters, and those left in the parts that are done first.
@@ -90,7 +111,7 @@ cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaSt
   args.in_features = call.in_features;
   args.out_features = call.out_features;
   const int num_clusters = num_blocks / kClusterBlocks;
-  if (S::kParts > 1) {
+  if (S::kIsFixed) {
     args.rows = S::kMaxRows;
   } else {
     // As few rounds as the shape allows, and the same number of outputs to every block.
@@ -100,16 +121,12 @@ cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaSt
   }
   args.num_row_tiles = static_cast<int>(ceil_div(call.out_features, args.rows * kClusterBlocks));
   args.num_token_tiles = static_cast<int>(ceil_div(call.num_tokens, S::kTokens));
+  if constexpr (S::kHasStrips) leave_strips(args, num_clusters);
   split_work<S>(args, num_clusters);
-  constexpr int kBufferBytes = S::kConsumerWarps * 16 * kBufferPitch;
-  constexpr int kLargestStage = S::kInner * (S::kMaxRows + S::kTokens * 2);
-  static_assert(2 * kLargestStage <= kSharedBytes - kReservedBytes - kBufferBytes,
-                "a stage is given back while the next one is multiplied");
-  args.num_stages =
-      std::min(kMaxStages, (kSharedBytes - kReservedBytes - kBufferBytes) / args.stage_bytes<S>());
   const int shared_bytes =
-      args.num_stages * args.stage_bytes<S>() + kBufferBytes + kReservedBytes / 2;
-  if (!encode_weight<S>(args, call) ||
+      S::num_stages(args.rows) * S::stage_bytes(args.rows) + S::kBufferBytes + kReservedBytes / 2;
+  if (!encode_weight<S>(args.weight, call, args.rows) ||
+      (args.num_strips > 0 && !encode_weight<S>(args.strip_weight, call, kStripRows)) ||
       !encode(args.x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, call.x, call.num_tokens,
               call.in_features, S::kInputRows, kInputColumns, CU_TENSOR_MAP_SWIZZLE_128B)) {
     return cudaErrorNotSupported;
@@ -121,7 +138,8 @@ cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaSt
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                 kSharedBytes - kReservedBytes / 2);
   if (code != cudaSuccess) return code;
-  const int grid = std::min(num_clusters, args.num_pieces) * kClusterBlocks;
+  const int grid =
+      std::min(num_clusters, std::max(args.num_pieces, args.num_strips)) * kClusterBlocks;
   return launch_clusters(kernel, dim3(grid), dim3(S::kThreads), kClusterBlocks, shared_bytes,
                          stream, args);
 }
@@ -133,7 +151,7 @@ bool project_sm90_is_built() {
   static const bool is_built = [] {
     cudaFuncAttributes attributes = {};
     void (*const kernel)(sm90::Args) =
-        sm90::project_kernel<sm90::Few, sm90::RowMajorWeights<sm90::Few>>;
+        sm90::project_kernel<sm90::Tokens16, sm90::RowMajorWeights<sm90::Tokens16>>;
     return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
            attributes.sharedSizeBytes > 0;
   }();
@@ -141,16 +159,27 @@ bool project_sm90_is_built() {
 }
 
 cudaError_t project_sm90_16(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
-  return sm90::launch_shape<sm90::Few>(args, num_blocks, stream);
+  return sm90::launch_shape<sm90::Tokens16>(args, num_blocks, stream);
+}
+cudaError_t project_sm90_32(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
+  return sm90::launch_shape<sm90::Tokens32>(args, num_blocks, stream);
 }
 cudaError_t project_sm90_64(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
-  return sm90::launch_shape<sm90::Some>(args, num_blocks, stream);
+  return sm90::launch_shape<sm90::Tokens64>(args, num_blocks, stream);
 }
 cudaError_t project_sm90_128(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
-  return sm90::launch_shape<sm90::More>(args, num_blocks, stream);
+  return sm90::launch_shape<sm90::Tokens128>(args, num_blocks, stream);
 }
 cudaError_t project_sm90_256(const engram_project_args& args, int num_blocks, cudaStream_t stream) {
-  return sm90::launch_shape<sm90::Many>(args, num_blocks, stream);
+  return sm90::launch_shape<sm90::Tokens256>(args, num_blocks, stream);
+}
+cudaError_t project_sm90_wide_192(const engram_project_args& args, int num_blocks,
+                                  cudaStream_t stream) {
+  return sm90::launch_shape<sm90::Wide192>(args, num_blocks, stream);
+}
+cudaError_t project_sm90_wide_256(const engram_project_args& args, int num_blocks,
+                                  cudaStream_t stream) {
+  return sm90::launch_shape<sm90::Wide256>(args, num_blocks, stream);
 }
 
 }  // namespace engram

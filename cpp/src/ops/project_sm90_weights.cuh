@@ -16,17 +16,17 @@
 
 namespace engram::sm90 {
 
-//! Two 16x16 operands, which share their scale: a lane has pairs of neighbours in row lane/4 and
-//! row lane/4 + 8, then the same 8 inner values further on.
-using Operands = uint32_t[2][4];
+//! A 16x16 operand: a lane has pairs of neighbours in row lane/4 and row lane/4 + 8, then the same
+//! 8 inner values further on.
+template <typename S>
+using Operands = uint32_t[S::kGroup][4];
 
 //! The scales of a warp's rows, 32 at a time: a lane holds one, and has one of the next 32 on its
 //! way.
 class RowScales {
  public:
   __device__ RowScales(const Args& args, int output, int lane)
-      : lane_(lane), num_scales_(args.in_features / kScaleBlock) {
-    scales_ = args.scale + row_offset(output / kScaleBlock, num_scales_);
+      : args_(args), row_(output / kScaleBlock), lane_(lane) {
     next_ = load(0);
   }
 
@@ -40,47 +40,50 @@ class RowScales {
  private:
   //! Past the last inner value both operands are zero, and any scale but NaN will do.
   __device__ uint8_t load(int block) const {
-    return block + lane_ < num_scales_ ? __ldg(scales_ + block + lane_) : uint8_t{0};
+    const int num_scales = args_.in_features / kScaleBlock;
+    if (block + lane_ >= num_scales) return 0;
+    return __ldg(args_.scale + row_offset(row_, num_scales) + block + lane_);
   }
 
+  const Args& args_;
+  const int row_;
   const int lane_;
-  const int num_scales_;
-  const uint8_t* scales_;
   uint8_t next_;
 };
 
 //! A warp's first row in the tile. Warps past the tile's last row take the last ones again and
 //! store nothing.
-__device__ __forceinline__ int first_row_of(const Args& args, int warp) {
-  return min(warp * 16, args.rows - 16);
+__device__ __forceinline__ int first_row_of(int num_rows, int warp) {
+  return min(warp * 16, num_rows - 16);
 }
 
 //! ENGRAM_WEIGHT_ROW_MAJOR: boxes of rows, swizzled as the copy engine does.
 template <typename S>
 class RowMajorWeights {
  public:
-  using Raw = uint16_t[2][4];  //!< pairs of FP8 values
+  using Raw = uint16_t[S::kGroup][4];  //!< pairs of FP8 values
 
-  __device__ static void load_stage(const Args& args, uint32_t to, int inner, int first_output,
-                                    uint32_t barrier) {
-    for (int k = 0; k < S::kInner; k += S::kWeightColumns) {
-      load_box(to + k * args.rows, args.weight, inner + k, first_output, barrier);
+  __device__ static void load_stage(const CUtensorMap& weight, int num_rows, int num_inner,
+                                    uint32_t to, int inner, int first_output, uint32_t barrier) {
+    for (int k = 0; k < num_inner; k += S::kWeightColumns) {
+      load_box(to + k * num_rows, weight, inner + k, first_output, barrier);
     }
   }
 
-  __device__ RowMajorWeights(const Args& args, int first_output, int warp, int lane)
-      : scales_(args, min(first_output + first_row_of(args, warp), args.out_features - 1), lane) {
-    const int row = first_row_of(args, warp) + lane / 4;
+  __device__ RowMajorWeights(const Args& args, int num_rows, int first_output, int warp, int lane)
+      : scales_(args, min(first_output + first_row_of(num_rows, warp), args.out_features - 1),
+                lane) {
+    const int row = first_row_of(num_rows, warp) + lane / 4;
     const int swizzle = S::kWeightColumns == 128 ? row % 8 : row / 2 % 4;
     offset_ = row * S::kWeightColumns + swizzle * 16 + lane % 4 * 2;
-    box_bytes_ = args.rows * S::kWeightColumns;
+    box_bytes_ = num_rows * S::kWeightColumns;
   }
 
-  //! Of scale block `group` of the stage.
-  __device__ void load(uint32_t stage_weights, int group, Raw& raw) const {
+  //! Of the group of steps of the stage whose first is `step`.
+  __device__ void load(uint32_t stage_weights, int step, Raw& raw) const {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int k = group * kScaleBlock + j * 16;
+    for (int j = 0; j < S::kGroup; ++j) {
+      const int k = (step + j) * 16;
       const uint32_t from =
           (stage_weights + k / S::kWeightColumns * box_bytes_ + offset_) ^ k % S::kWeightColumns;
 #pragma unroll
@@ -95,11 +98,14 @@ class RowMajorWeights {
     if (block % 32 == 0) scale_ = bf16x2_from_e8m0(scales_.take(block));
   }
 
-  //! Of scale block `block` of the row; blocks come in order.
-  __device__ void dequantize(const Raw& raw, int block, Operands& weights) const {
+  //! A group of scale block `block` of the row; blocks come in order.
+  template <bool kBranches = true>
+  __device__ void dequantize(const Raw& raw, int block, Operands<S>& weights) const {
     const uint32_t scale = __shfl_sync(0xFFFFFFFFu, scale_, block % 32);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) weights[i / 4][i % 4] = scaled_pair(raw[i / 4][i % 4], scale);
+    for (int i = 0; i < 4 * S::kGroup; ++i) {
+      weights[i / 4][i % 4] = scaled_pair(raw[i / 4][i % 4], scale);
+    }
   }
 
  private:
@@ -135,48 +141,52 @@ class RowMajorWeights {
 template <typename S>
 class Sm90V1Weights {
  public:
-  using Raw = uint4;
+  using Raw = uint32_t[2 * S::kGroup];
 
-  __device__ static void load_stage(const Args& args, uint32_t to, int inner, int first_output,
-                                    uint32_t barrier) {
-    for (int k = 0; k < S::kInner; k += S::kWeightColumns) {
-      load_box(to + k * args.rows, args.weight, (inner + k) * kWordsPerColumn, first_output / 16,
+  __device__ static void load_stage(const CUtensorMap& weight, int num_rows, int num_inner,
+                                    uint32_t to, int inner, int first_output, uint32_t barrier) {
+    for (int k = 0; k < num_inner; k += S::kWeightColumns) {
+      load_box(to + k * num_rows, weight, (inner + k) * kWordsPerColumn, first_output / 16,
                barrier);
     }
   }
 
-  __device__ Sm90V1Weights(const Args& args, int first_output, int warp, int lane)
-      : scales_(args, min(first_output + first_row_of(args, warp), args.out_features - 1), lane),
-        offset_(first_row_of(args, warp) * S::kWeightColumns + lane * sizeof(Raw)),
-        box_bytes_(args.rows * S::kWeightColumns) {}
+  __device__ Sm90V1Weights(const Args& args, int num_rows, int first_output, int warp, int lane)
+      : scales_(args, min(first_output + first_row_of(num_rows, warp), args.out_features - 1),
+                lane),
+        offset_(first_row_of(num_rows, warp) * S::kWeightColumns + lane * 16),
+        box_bytes_(num_rows * S::kWeightColumns) {}
 
-  __device__ void load(uint32_t stage_weights, int group, Raw& raw) const {
-    const int k = group * kScaleBlock;
-    raw = load_shared_u128(stage_weights + k / S::kWeightColumns * box_bytes_ + offset_ +
-                           k % S::kWeightColumns * 16);
+  __device__ void load(uint32_t stage_weights, int step, Raw& raw) const {
+    const int k = step / 2 * kScaleBlock;
+    load_shared(stage_weights + k / S::kWeightColumns * box_bytes_ + offset_ +
+                    k % S::kWeightColumns * 16 + step % 2 * 8,
+                raw);
   }
 
   __device__ void prepare_scales(int block) {
     if (block % 32 == 0) factor_ = factor_of(scales_.take(block));
   }
 
-  __device__ void dequantize(const Raw& raw, int block, Operands& weights) const {
+  //! Without branches, one more product each, steps can overlap.
+  template <bool kBranches = true>
+  __device__ void dequantize(const Raw& raw, int block, Operands<S>& weights) const {
     const uint32_t factor = __shfl_sync(0xFFFFFFFFu, factor_, block % 32);
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      weights[i / 2][i % 2 * 2] = words[i] & 0x87F087F0u;
-      weights[i / 2][i % 2 * 2 + 1] = (words[i] << 4 & 0x80F080F0u) | (words[i] >> 4 & 0x07000700u);
+    for (int i = 0; i < 2 * S::kGroup; ++i) {
+      weights[i / 2][i % 2 * 2] = raw[i] & 0x87F087F0u;
+      weights[i / 2][i % 2 * 2 + 1] = (raw[i] << 4 & 0x80F080F0u) | (raw[i] >> 4 & 0x07000700u);
     }
-    if (factor & kTwoSteps) {
+    if (!kBranches || factor & kTwoSteps) {
+      const uint32_t first = factor & kTwoSteps ? kTwoTo120Pair : kOnePair;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        weights[i / 4][i % 4] = multiply_bf16x2(
-            multiply_bf16x2(weights[i / 4][i % 4], kTwoTo120Pair), factor & ~kTwoSteps);
+      for (int i = 0; i < 4 * S::kGroup; ++i) {
+        weights[i / 4][i % 4] =
+            multiply_bf16x2(multiply_bf16x2(weights[i / 4][i % 4], first), factor & ~kTwoSteps);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < 4 * S::kGroup; ++i) {
         weights[i / 4][i % 4] = multiply_bf16x2(weights[i / 4][i % 4], factor);
       }
     }
@@ -186,6 +196,7 @@ class Sm90V1Weights {
   static constexpr int kWordsPerColumn = 2;  //!< 16 rows' bytes, in 8-byte elements of the box
   //! The factor's sign, which none needs: 2^120 comes first, for the product of both overflows.
   static constexpr uint32_t kTwoSteps = 0x80000000u;
+  static constexpr uint32_t kOnePair = 0x3F803F80u;
 
   //! 2^120 * 2^(scale-127) as BF16 in both halves, or 2^(scale-127) and kTwoSteps. Either way one
   //! product rounds.

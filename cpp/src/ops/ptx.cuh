@@ -43,12 +43,14 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
 
 //! Four 8x8 matrices of BF16 from shared memory: lanes 8i..8i+7 pass the 16-byte rows of matrix i.
 //! Lane l receives elements 2*(l%4) and +1 of row l/4 of each.
-__device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], const __nv_bfloat16* row) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+__device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                : "r"(address)
                : "memory");
+}
+__device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], const __nv_bfloat16* row) {
+  load_matrices(matrices, static_cast<uint32_t>(__cvta_generic_to_shared(row)));
 }
 
 //! sums += A B for A BF16 16x16, B BF16 16x8 (given by columns), sums FP32 16x8.

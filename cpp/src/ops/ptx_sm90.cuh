@@ -102,6 +102,20 @@ __device__ __forceinline__ uint4 load_shared_u128(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ void load_shared(uint32_t address, uint32_t (&words)[2]) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(words[0]), "=r"(words[1])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_shared(uint32_t address, uint32_t (&words)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
 //! Two BF16 pairs' 8x8 matrices and two more, as multiply_matrices holds sums, each stored
 //! transposed: lanes 8i..8i+7 pass the 16-byte rows of matrix i.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t row,
@@ -166,6 +180,16 @@ __device__ __forceinline__ void multiply_warpgroup(float (&sums)[8], const uint3
       : ENGRAM_A_AND_B(a, b));
 }
 
+__device__ __forceinline__ void multiply_warpgroup(float (&sums)[16], const uint32_t (&a)[4],
+                                                   uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+      : ENGRAM_SUMS8(sums), ENGRAM_SUMS8(sums + 8)
+      : ENGRAM_A_AND_B(a, b));
+}
+
 __device__ __forceinline__ void multiply_warpgroup(float (&sums)[32], const uint32_t (&a)[4],
                                                    uint64_t b) {
   asm volatile(
@@ -187,6 +211,21 @@ __device__ __forceinline__ void multiply_warpgroup(float (&sums)[64], const uint
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
       "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
       : ENGRAM_SUMS64(sums)
+      : ENGRAM_A_AND_B(a, b));
+}
+
+__device__ __forceinline__ void multiply_warpgroup(float (&sums)[96], const uint32_t (&a)[4],
+                                                   uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
+      "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, "
+      "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "
+      "%92, %93, %94, %95}, "
+      "{%96, %97, %98, %99}, %100, 1, 1, 1, 0;"
+      : ENGRAM_SUMS64(sums), ENGRAM_SUMS32(sums + 64)
       : ENGRAM_A_AND_B(a, b));
 }
 
