@@ -61,7 +61,7 @@ class HashOp final : public Op {
     check_vocabulary(sizes, pad_token_id_);
   }
 
-  void derive(const Sizes&, SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override {
+  void derive(SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override {
     if ((*exprs)['B'] != nullptr) return;
     const nvinfer1::IDimensionExpr& one = *builder.constant(1);
     const auto minus_one = [&](char letter) {

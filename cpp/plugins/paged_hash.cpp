@@ -60,7 +60,7 @@ class PagedHashOp final : public Op {
     check_vocabulary(sizes, pad_token_id_);
   }
 
-  void derive(const Sizes&, SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override {
+  void derive(SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override {
     const nvinfer1::IDimensionExpr& one = *builder.constant(1);
     using Operation = nvinfer1::DimensionOperation;
     (*exprs)['P'] = builder.operation(Operation::kSUM, *(*exprs)['B'], one);

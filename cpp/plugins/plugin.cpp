@@ -91,7 +91,7 @@ class Plugin : public IPluginV3,
       SizeExprs exprs(nullptr);
       const Sizes sizes = match_exprs(op_->inputs(), inputs, &exprs);
       op_->check(sizes);
-      op_->derive(sizes, &exprs, builder);
+      op_->derive(&exprs, builder);
       for (int32_t i = 0; i < num_outputs; ++i) {
         const std::string& dims = op_->outputs()[i].dims;
         outputs[i].nbDims = static_cast<int32_t>(dims.size());

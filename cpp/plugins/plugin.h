@@ -34,7 +34,7 @@ struct Call {
 struct Attachment {
   const nvinfer1::IPluginResourceContext* context;  //!< one per execution context
   int device;
-  bool building;  //!< created in TensorRTPhase::kBUILD: tables may be missing
+  bool building;  //!< created in TensorRTPhase::kBUILD: tables are left alone
 };
 
 class Op {
@@ -46,7 +46,7 @@ class Op {
   //! Refuses sizes that do not fit together; those not known yet are kUnknownSize.
   virtual void check(const Sizes& sizes) const = 0;
   //! Adds the letters that only outputs have.
-  virtual void derive(const Sizes&, SizeExprs*, nvinfer1::IExprBuilder&) const {}
+  virtual void derive(SizeExprs*, nvinfer1::IExprBuilder&) const {}
   //! Input that output 0 may overwrite in place, or -1.
   virtual int aliased_input() const { return -1; }
   //! True where there is nothing to write; pointers may then be null.

@@ -88,7 +88,7 @@ void RowsOp::check(const Sizes& sizes) const {
     check_size("scales dimension 1", num_scales / kBytesPerWord, sizes['Q']);
 }
 
-void RowsOp::derive(const Sizes&, SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const {
+void RowsOp::derive(SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const {
   const auto times = [&](Expr a, int64_t b) -> Expr {
     return *builder.operation(DimensionOperation::kPROD, a, *builder.constant(b));
   };
@@ -108,9 +108,10 @@ void RowsOp::derive(const Sizes&, SizeExprs* exprs, nvinfer1::IExprBuilder& buil
 }
 
 void RowsOp::attach(const Attachment& attachment) {
-  TableRegistry& registry = TableRegistry::instance();
-  table_ = attachment.building ? registry.find(table_name_) : registry.require(table_name_);
-  if (table_ == nullptr) return;
+  // What is bound says nothing of where the plan will run, and the environment's tables may take
+  // minutes to load.
+  if (attachment.building) return;
+  table_ = TableRegistry::instance().require(table_name_);
   const TableInfo& info = table_->info();
   const std::string where = concat("table '", table_name_, "' (", info.store, ")");
   ENGRAM_CHECK(info.fingerprint == fingerprint_, where, ": expected layout fingerprint ",

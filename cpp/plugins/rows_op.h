@@ -17,7 +17,7 @@ class RowsOp : public Op {
   explicit RowsOp(const FieldValues& fields);
 
   void check(const Sizes& sizes) const override;
-  void derive(const Sizes& sizes, SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override;
+  void derive(SizeExprs* exprs, nvinfer1::IExprBuilder& builder) const override;
   void attach(const Attachment& attachment) override;
 
   //! The fields of both plugins.
@@ -34,7 +34,7 @@ class RowsOp : public Op {
   //! Bytes of the workspace that gathers fastest from host memory, where the table may turn out to
   //! be.
   int64_t gather_workspace_bytes(const Sizes& sizes) const;
-  //! Gathers into outputs on a stream; zeros where the table is not bound (while building).
+  //! Gathers into outputs on a stream; zeros while building, which reads no table.
   //! workspace: of gather_workspace_bytes, or null.
   cudaError_t gather(const Sizes& sizes, const void* hash_ids, void* const* outputs,
                      void* workspace, cudaStream_t stream) const;
