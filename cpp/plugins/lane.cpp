@@ -68,17 +68,21 @@ void PrefetchLane::join(cudaStream_t main, const void* rows) {
 cudaStream_t PrefetchLane::side_stream() const { return side_->stream.get(); }
 
 void PrefetchLane::join_left(cudaStream_t main) {
-  // What a failed capture left never runs, and no stream may wait for its event.
-  if (rows_ != nullptr && !captured_) wait(main);
-  rows_ = nullptr;
+  const bool is_left = std::exchange(rows_, nullptr) != nullptr;  // first: no error comes twice
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(main, &status), "capture of a prefetch");
-  captured_ = status != cudaStreamCaptureStatusNone;
+  const bool left_by_capture = std::exchange(captured_, status != cudaStreamCaptureStatusNone);
+  // What a failed capture left never runs, and no stream may wait for its event.
+  if (!is_left || left_by_capture) return;
+  if (!captured_) return wait(main);
+  // No capture may wait for what is outside of it; its graph runs after this host's wait.
+  const RelaxedCapture relaxed;
+  check_cuda(cudaEventSynchronize(done_.get()), "end of the prefetch that a failed step left");
 }
 
 void PrefetchLane::wait(cudaStream_t main) {
-  check_cuda(cudaStreamWaitEvent(main, done_.get(), 0), "join of the side stream");
   rows_ = nullptr;
+  check_cuda(cudaStreamWaitEvent(main, done_.get(), 0), "join of the side stream");
 }
 
 void PrefetchLane::fork(cudaStream_t main) const {

@@ -27,7 +27,8 @@ class PrefetchLane {
   PrefetchLane(std::shared_ptr<SideStream> side, std::string table);
 
   //! gather(side stream), which writes `rows`, runs after all that main holds now; what follows on
-  //! main runs after a gather that a failed step left. Throws Error.
+  //! main runs after a gather that a failed step left, for which a capture waits here. Throws
+  //! Error.
   template <typename Gather>
   void start(cudaStream_t main, const void* rows, const Gather& gather) {
     const std::lock_guard lock(mutex_);

@@ -137,6 +137,22 @@ TEST_CASE_FIXTURE(Fixture, "a plugin that is not attached runs while building al
   CHECK(gather(make(TensorRTPhase::kBUILD)) == 0);
 }
 
+TEST_CASE_FIXTURE(Fixture, "a build reads no table, whatever its name is bound to") {
+  for (const char* const name : {"EngramLookup", "EngramPrefetch"}) {
+    for (const char digit : {'a', 'b'}) {  // of the bound table's layout, and of another
+      const Fields fields = fields_of(name, {{"fingerprint", std::string(64, digit)}});
+      const Plugin plugin = Plugin(name, fields, TensorRTPhase::kBUILD).attach(&context);
+      REQUIRE(plugin);
+      const int num_gathers = fake::last_gather().number;
+      out.fill(7);
+      CHECK(plugin.enqueue(kIds, {ids.data()}, {out.data()}, stream) == 0);
+      CHECK(out == decltype(out){});
+      CHECK(fake::last_gather().number == num_gathers);
+    }
+  }
+  CHECK(take_log().empty());
+}
+
 TEST_CASE_FIXTURE(Fixture, "a clone has its original's table, whatever the name means by then") {
   const Plugin original = attach("EngramLookup");
   const std::weak_ptr<const Table> table = registry().find(kTable);
@@ -242,6 +258,21 @@ TEST_CASE_FIXTURE(Fixture, "nobody waits for what a failed capture left") {
   CHECK(prefetch(prefetches) == 0);
   CHECK(wait(waits) == 0);
   CHECK(fake::runs_after(stream, fake::last_gather()));
+  CHECK(take_log().empty());
+}
+
+TEST_CASE_FIXTURE(Fixture, "a capture waits for the gather that a failed step left") {
+  const Plugin prefetches = attach("EngramPrefetch");
+  const Plugin waits = attach_waiting();
+  CHECK(prefetch(prefetches) == 0);
+  const fake::Gather left = fake::last_gather();
+  fake::begin_capture(stream);
+  CHECK(prefetch(prefetches) == 0);
+  CHECK(fake::runs_after(stream, left));
+  CHECK_FALSE(fake::runs_after(stream, fake::last_gather()));
+  CHECK(wait(waits) == 0);
+  CHECK(fake::runs_after(stream, fake::last_gather()));
+  fake::end_capture();
   CHECK(take_log().empty());
 }
 

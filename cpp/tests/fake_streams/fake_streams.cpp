@@ -25,6 +25,8 @@ struct Point {
 
 int num_captures = 0;
 int capture_now = 0;
+cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;  // of the one thread
+std::set<int> ended;                                               // the host has waited for these
 engram::fake::Gather last{};
 
 }  // namespace
@@ -60,7 +62,7 @@ namespace engram::fake {
 Gather last_gather() { return last; }
 
 bool runs_after(cudaStream_t stream, const Gather& gather) {
-  return stream->point.gathers.count(gather.number) != 0;
+  return stream->point.gathers.count(gather.number) + ended.count(gather.number) != 0;
 }
 
 void begin_capture(cudaStream_t stream) { stream->point.capture = capture_now = ++num_captures; }
@@ -95,7 +97,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (event->point.capture != 0) return cudaErrorCapturedEvent;
+  if (capture_now != 0 && capture_mode != cudaStreamCaptureModeRelaxed)
+    return cudaErrorStreamCaptureUnsupported;
+  ended.insert(event->point.gathers.begin(), event->point.gathers.end());
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   if (stream->point.capture != capture_now) stream->point.capture = 0;  // it has ended
@@ -210,7 +218,10 @@ const char* cudaGetErrorString(cudaError_t) { return "refused by the fake run ti
 const char* cudaGetErrorName(cudaError_t code) {
   return code == cudaErrorCapturedEvent ? "cudaErrorCapturedEvent" : "another";
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(capture_mode, *mode);
+  return cudaSuccess;
+}
 cudaError_t cudaHostAlloc(void** memory, size_t num_bytes, unsigned) {
   static std::deque<std::vector<char>> pinned;  // until the process ends
   *memory = pinned.emplace_back(num_bytes).data();
@@ -223,7 +234,10 @@ cudaError_t cudaHostGetDevicePointer(void** pointer, void* memory, unsigned) {
 cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaMemsetAsync(void* memory, int byte, size_t num_bytes, cudaStream_t stream) {
+  if (!is_capturing(stream)) std::memset(memory, byte, num_bytes);
+  return cudaSuccess;
+}
 
 // Launchers of kernels.
 
