@@ -39,10 +39,15 @@ FieldValue read_value(const FieldSpec& spec, const PluginField& field) {
   if (expected == PluginFieldType::kCHAR) {
     ENGRAM_CHECK(field.length >= 0 && (field.data != nullptr || field.length == 0), "field '",
                  spec.name, "': expected text, found length ", field.length, " and no data");
+    std::string text;
+    if (field.length > 0) {
+      text.assign(static_cast<const char*>(field.data), static_cast<size_t>(field.length));
+    }
     // Some senders count a terminating zero byte, some do not.
-    const auto* const text = static_cast<const char*>(field.data);
-    return field.length == 0 ? std::string()
-                             : std::string(text, strnlen(text, static_cast<size_t>(field.length)));
+    text.resize(text.find_last_not_of('\0') + 1);  // npos + 1 is 0
+    ENGRAM_CHECK(text.find('\0') == std::string::npos, "field '", spec.name,
+                 "': expected text, found a zero byte inside it");
+    return text;
   }
   ENGRAM_CHECK(field.length == 1 && field.data != nullptr, "field '", spec.name,
                "': expected 1 value, found ", field.data == nullptr ? 0 : field.length);
@@ -91,7 +96,7 @@ FieldValues::FieldValues(const FieldSpecs& specs, const nvinfer1::PluginFieldCol
   const int32_t version = int32("format_version");
   ENGRAM_CHECK(version >= 1 && version <= kPlanFormatVersion,
                "field 'format_version': expected 1 to ", kPlanFormatVersion, ", found ", version,
-               "; a newer plan needs a newer trtllm-engram");
+               version < 1 ? "" : "; a newer plan needs a newer trtllm-engram");
 }
 
 const FieldValue& FieldValues::value(const char* name) const {

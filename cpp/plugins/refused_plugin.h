@@ -11,7 +11,8 @@
 namespace engram::plugins {
 
 //! A plugin that no context takes and nothing runs: whatever is asked of it fails with `reason`.
-//! name: of the plugin, for as long as the process lives. A plan of it is the same plan.
+//! name: of the plugin, for as long as the process lives. Its fields to serialise are those given,
+//! without values where they are FP8, of four bits, dimensions or of a type that is not known.
 nvinfer1::IPluginV3* make_refused_plugin(const char* name, std::string reason,
                                          const nvinfer1::PluginFieldCollection& fields);
 

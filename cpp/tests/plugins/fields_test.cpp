@@ -129,12 +129,16 @@ TEST_CASE("bad values are named") {
       {"EngramGate", {{"eps", 1.5F}}},
       {"EngramGate", {{"eps", std::numeric_limits<float>::quiet_NaN()}}},
       {"EngramGate", {{"in_place", 3}}},
+      {"EngramGate", {{"format_version", 0}}},
+      {"EngramLookup", {{"table", std::string("engram\0.1", 9)}}},
   };
   for (const auto& [name, bad] : cases) {
     const std::string field = bad.begin()->first;
     CAPTURE(field);
     CHECK_FALSE(Plugin(name, fields_of(name, bad)));
-    CHECK(take_log().find("field '" + field + "': expected ") != std::string::npos);
+    const std::string said = take_log();
+    CHECK(said.find("field '" + field + "': expected ") != std::string::npos);
+    CHECK(said.find("a newer plan") == std::string::npos);
   }
 }
 
