@@ -6,8 +6,9 @@
     kv = network.project(net, rows, weight, scale)
     out = network.gate(net, hidden, kv, q_weight, k_weight, eps)
 
-The network must be strongly typed, and registration.register() called before. Weights are numpy
-arrays; the network keeps them alive until it is dropped. Letters in shapes: as in runtime/ops.py.
+The network must be strongly typed. Plugins are registered where TensorRT does not know them yet.
+Weights are numpy arrays; the network keeps them alive until it is dropped. Letters in shapes: as in
+runtime/ops.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trtllm_engram.builder.layout import EngramLayout
 from trtllm_engram.builder.nodes import Host, Node, TableNames
 from trtllm_engram.builder.tensorrt_log import told
 from trtllm_engram.builder.weight_layout import ROW_MAJOR
-from trtllm_engram.plugins.registration import create_plugin, import_tensorrt
+from trtllm_engram.plugins.registration import import_tensorrt, plugin_or_none, require_registered
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -174,6 +175,9 @@ def prefetch(
         ...                                                # layers that need no rows
         rows = network.lookup(net, ids, **names, prefetched=started)
 
+    One at a time in a table and execution context: the next of the same table begins after the
+    lookup that waits for this one.
+
     output: bf16, or mxfp8_linear or mxfp8_128x4 for lookup_mxfp8 with that scale_order.
     """
     return add(network, nodes.prefetch_node(ids, output=output, values=values, **names))
@@ -288,12 +292,13 @@ def engram_layer(
 def add(network: Network, node: Node, name: str = "") -> tuple[ITensor, ...]:
     """Puts a plugin into the network; numpy arrays among its inputs become constants."""
     trt = import_tensorrt()
-    plugin = create_plugin(node.op, trt, **node.fields)
+    require_registered(trt)
     tensors = [
         constant(network, value) if isinstance(value, np.ndarray) else value
         for value in node.inputs.values()
     ]
     with told(node.op) as failure:
+        plugin = failure.check(plugin_or_none(node.op, trt, node.fields))
         layer = failure.check(network.add_plugin_v3(tensors, [], plugin))
     if name:
         layer.name = name

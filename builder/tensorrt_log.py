@@ -103,7 +103,7 @@ class Failure:
 
     def text(self) -> str:
         """What went wrong, in one line; our own plugins' words come first."""
-        lines = self.lines or self.others or ["it said nothing"]
+        lines = self.lines or self.others or ["it said nothing to our logger"]
         return " ".join((_ours(lines) or lines)[0].split())
 
 

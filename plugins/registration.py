@@ -12,7 +12,9 @@ import functools
 import importlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +71,8 @@ def register(trt: Any = None, path: str | os.PathLike[str] | None = None) -> Non
     """
     trt = trt or import_tensorrt()
     library = Path(path or library_path())
-    registry = trt.get_plugin_registry()
-    registry.load_library(str(library))
-    missing = [
-        name for name in plugin_fields() if registry.get_creator(name, VERSION, NAMESPACE) is None
-    ]
+    trt.get_plugin_registry().load_library(str(library))
+    missing = _missing(trt)
     if missing or not plugin_fields():
         raise EngramError(
             f"{library}: expected TensorRT {trt.__version__} to register its plugins, found it "
@@ -89,6 +88,21 @@ def create_plugin(plugin: str, trt: Any = None, **values: FieldValue) -> Any:
         EngramError: the creator refused the values; TensorRT's log says why.
     """
     trt = trt or import_tensorrt()
+    require_registered(trt)
+    made = plugin_or_none(plugin, trt, values)
+    if made is None:
+        raise EngramError(f"{plugin}: refused its fields {values}; TensorRT's log says why")
+    return made
+
+
+def require_registered(trt: Any) -> None:
+    """register(trt), unless this TensorRT knows the plugins."""
+    if _missing(trt) or not plugin_fields():
+        register(trt)
+
+
+def plugin_or_none(plugin: str, trt: Any, values: Mapping[str, FieldValue]) -> Any:
+    """create_plugin of registered plugins; None where the creator refused the values."""
     arrays = field_arrays(plugin, values)  # referenced until the creator has read them
     fields = plugin_fields()[plugin]
     types = trt.PluginFieldType
@@ -99,17 +113,18 @@ def create_plugin(plugin: str, trt: Any = None, **values: FieldValue) -> Any:
         ]
     )
     creator = trt.get_plugin_registry().get_creator(plugin, VERSION, NAMESPACE)
-    if creator is None:
-        raise EngramError(
-            f"{plugin}: expected a registered plugin, found none; call register() first"
-        )
-    made = creator.create_plugin(plugin, collection, trt.TensorRTPhase.BUILD)
-    if made is None:
-        raise EngramError(f"{plugin}: refused its fields {values}; TensorRT's log says why")
-    return made
+    return creator.create_plugin(plugin, collection, trt.TensorRTPhase.BUILD)
 
 
-def field_arrays(plugin: str, values: dict[str, FieldValue]) -> dict[str, npt.NDArray[Any]]:
+def _missing(trt: Any) -> list[str]:
+    """The plugins that this TensorRT does not know."""
+    registry = trt.get_plugin_registry()
+    return [
+        name for name in plugin_fields() if registry.get_creator(name, VERSION, NAMESPACE) is None
+    ]
+
+
+def field_arrays(plugin: str, values: Mapping[str, FieldValue]) -> dict[str, npt.NDArray[Any]]:
     """Values as the arrays that a PluginField takes, checked against the declared fields."""
     if plugin not in plugin_fields():
         raise InputError(f"plugin: expected one of {', '.join(plugin_fields())}; found {plugin!r}")
@@ -125,11 +140,13 @@ def field_arrays(plugin: str, values: dict[str, FieldValue]) -> dict[str, npt.ND
 
 def _array(plugin: str, field: Field, value: FieldValue) -> npt.NDArray[Any]:
     if field.type == "CHAR" and isinstance(value, str):
+        if "\0" in value:  # where the plugin's text would end
+            raise InputError(f"{plugin}: {field.name}: expected no zero byte, found {value!r}")
         return np.frombuffer(value.encode() + b"\0", np.int8)
-    if field.type == "INT32" and isinstance(value, int) and -(2**31) <= value < 2**31:
-        return np.array([value], np.int32)
-    if field.type == "FLOAT32" and isinstance(value, int | float) and not isinstance(value, bool):
-        return np.array([value], np.float32)
+    if field.type == "INT32" and isinstance(value, Integral) and -(2**31) <= int(value) < 2**31:
+        return np.array([int(value)], np.int32)
+    if field.type == "FLOAT32" and isinstance(value, Real) and not isinstance(value, bool):
+        return np.array([float(value)], np.float32)
     raise InputError(f"{plugin}: {field.name}: expected {field.type}, found {value!r}")
 
 
@@ -149,9 +166,12 @@ def import_tensorrt() -> Any:
             raise EngramError(
                 f"TensorRT: expected the Python package {name} to load, found: {reason}"
             ) from error
-        if int(module.__version__.partition(".")[0]) < _OLDEST_MAJOR:
+        version = getattr(module, "__version__", None)
+        if version is None:  # a folder that is merely called so
+            continue
+        if int(version.partition(".")[0]) < _OLDEST_MAJOR:
             raise EngramError(
-                f"TensorRT: expected version {_OLDEST_MAJOR} or newer, found {module.__version__}"
+                f"TensorRT: expected version {_OLDEST_MAJOR} or newer, found {version}"
             )
         return module
     raise EngramError(

@@ -19,8 +19,9 @@ from engines import (
 )
 from generators import HASH_INPUTS
 
-from trtllm_engram.builder import network, nodes
+from trtllm_engram.builder import network, nodes, tensorrt_log
 from trtllm_engram.builder.layers import EngramLayer
+from trtllm_engram.plugins import library_path
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.plugins.registration import field_arrays, plugin_fields
 from trtllm_engram.runtime import Tables, open_store, ops
@@ -48,6 +49,33 @@ def test_constants_that_differ_lie_at_addresses_that_differ(monkeypatch):
     first, part, again, shaped, typed = (weights.address for weights in net.constants)
     assert first == again == shaped == whole.ctypes.data
     assert len({first, part, typed}) == 3
+
+
+def test_plugins_are_registered_where_they_are_not_known(monkeypatch, rng):
+    """Once: TensorRT says an error of each that it is given again."""
+    trt = fake_tensorrt.make()
+    monkeypatch.setitem(sys.modules, "tensorrt", trt)
+    net = fake_tensorrt.Network()
+    weight = bf16(rng, 2, 64)
+    inputs = [
+        net.add_input(name, "BF16", shape) for name, shape in (("h", (3, 2, 64)), ("k", (3, 192)))
+    ]
+    for _ in range(2):
+        network.gate(net, *inputs, weight, weight, 1e-6)
+    assert trt.get_plugin_registry().libraries == [str(library_path())]
+
+
+def test_why_a_creator_refuses_is_told(monkeypatch, rng):
+    trt = fake_tensorrt.make()
+    monkeypatch.setitem(sys.modules, "tensorrt", trt)
+
+    def refuse(_creator, name, _fields, _phase):
+        tensorrt_log._heard(f"{name}.createPlugin: field 'eps': expected a number of at least 0")
+
+    monkeypatch.setattr(fake_tensorrt.Creator, "create_plugin", refuse)
+    said = r"^EngramGate: TensorRT failed: EngramGate\.createPlugin: field 'eps': expected a number"
+    with pytest.raises(EngramError, match=said):
+        network.gate(fake_tensorrt.Network(), *map(bf16, [rng] * 4, [1] * 4), -1.0)
 
 
 def bf16(rng, *shape):
@@ -339,6 +367,17 @@ def test_wrong_type_is_told(rng):
     with pytest.raises(EngramError, match="kv: expected type BF16, found FP32"):
         run_network(
             lambda net, hidden, kv: {"out": network.gate(net, hidden, kv, *weights, 1e-6)}, inputs
+        )
+
+
+@on_gpu
+def test_wrong_field_is_told(rng):
+    """By the creator, before there is a plugin."""
+    weights = bf16(rng, 2, 64), bf16(rng, 2, 64)
+    inputs = {"hidden": bf16(rng, 3, 2, 64), "kv": bf16(rng, 3, 192)}
+    with pytest.raises(EngramError, match=r"EngramGate\.createPlugin: field 'eps': expected"):
+        run_network(
+            lambda net, hidden, kv: {"out": network.gate(net, hidden, kv, *weights, -1.0)}, inputs
         )
 
 

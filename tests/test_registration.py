@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's Python package: absent, broken, too old, or its bindings alone; what is said of it."""
+"""TensorRT's Python package: absent, broken, too old, or its bindings alone; what is said of it.
+And the values that fields take."""
 
+import importlib
 import importlib.util
 import sys
 
+import numpy as np
 import pytest
 
-from trtllm_engram.plugins.errors import EngramError
-from trtllm_engram.plugins.registration import TENSORRT_MODULES, import_tensorrt
+from trtllm_engram.plugins.errors import EngramError, InputError
+from trtllm_engram.plugins.registration import (
+    TENSORRT_MODULES,
+    field_arrays,
+    import_tensorrt,
+    plugin_fields,
+)
 from trtllm_engram.runtime import demo
 from trtllm_engram.runtime.demo_engine import why_no_tensorrt
 
@@ -70,6 +78,16 @@ def test_what_does_not_load_is_told_in_a_line(packages, source, found):
     assert why_no_tensorrt() == f"expected the Python package tensorrt to load, found: {found}"
 
 
+def test_a_folder_of_that_name_is_no_package(packages, tmp_path):
+    needs_absence()
+    (tmp_path / "tensorrt").mkdir()
+    with pytest.raises(EngramError, match=r"found none; pip install tensorrt$"):
+        import_tensorrt()
+    packages("tensorrt_bindings", "__version__ = '10.6.0'")
+    importlib.invalidate_caches()
+    assert import_tensorrt().__name__ == "tensorrt_bindings"
+
+
 def test_too_old(packages):
     packages("tensorrt", "__version__ = '8.6.1'")
     with pytest.raises(EngramError, match=r"10 or newer, found 8\.6\.1$"):
@@ -90,3 +108,32 @@ def test_too_old(packages):
 )
 def test_what_the_demo_says(no_gpu, no_engine, expected):
     assert demo._not_run(no_gpu, no_engine) == expected
+
+
+@pytest.mark.parametrize("number", [1, True, np.int8(1), np.uint64(1)])
+def test_whole_numbers_of_any_kind_are_taken(number):
+    needs_plugins()
+    arrays = field_arrays("EngramGate", {"eps": np.float32(0.5), "in_place": number})
+    assert {name: (one.dtype.name, *one) for name, one in arrays.items()} == {
+        "eps": ("float32", 0.5),
+        "in_place": ("int32", 1),
+    }
+
+
+@pytest.mark.parametrize("number", [2**31, np.int64(-(2**31) - 1), 1.0, np.float32(1), "1"])
+def test_other_numbers_are_refused(number):
+    needs_plugins()
+    with pytest.raises(InputError, match=r"^EngramGate: in_place: expected INT32, found "):
+        field_arrays("EngramGate", {"eps": 1e-6, "in_place": number})
+
+
+def test_no_text_is_cut():
+    needs_plugins()
+    names = {"table": "engram\0_1", "fingerprint": "0" * 64, "layer": 1, "head_dim": 64}
+    with pytest.raises(InputError, match=r"^EngramLookup: table: expected no zero byte, found 'e"):
+        field_arrays("EngramLookup", names)
+
+
+def needs_plugins():
+    if not plugin_fields():
+        pytest.skip("a CPU-only library has no plugins")

@@ -69,7 +69,7 @@ def test_each_thread_gets_its_own(say, caplog):
     with told("outer") as failure:
         in_thread(fail, "inner")
         failure.check_plugins()
-        assert failure.text() == "it said nothing"
+        assert failure.text() == "it said nothing to our logger"
         fail("same thread")
         assert failure.text() == "EngramHash: same thread"
     assert ended == ["inner", "same thread"]
