@@ -155,6 +155,10 @@ class Execution:
         Work is enqueued only, on `stream` as ops choose it, except with numpy arrays: those are
         copied over, and the call waits for its end. All numpy in, numpy out.
         """
+        for name in out or {}:
+            if name not in self.engine.outputs:
+                known = ", ".join(self.engine.outputs)
+                raise InputError(f"engine: out: expected outputs of {known}; found {name!r}")
         uploads = {name: array for name, array in inputs.items() if isinstance(array, np.ndarray)}
         device = self.engine.device
         on_device = {name: DeviceArray.from_host(array, device) for name, array in uploads.items()}
@@ -260,7 +264,11 @@ class Graph:
                 cuda("cudaStreamDestroy", stream)
 
     def replay(self, stream: Any = None) -> dict[str, Any]:
-        """Enqueues the graph where an op on its arrays would run; returns `outputs`."""
+        """Enqueues the graph where an op on its arrays would run; returns `outputs`.
+
+        Bad input that a GPU meets in a replay is told by the next run() or op on that GPU, or by
+        ops.raise_device_fault(), never by another replay.
+        """
         call = Call("replay", stream, **self.inputs)
         with current_device(self.execution.engine.device):
             cuda("cudaGraphLaunch", self._handle, call.stream)

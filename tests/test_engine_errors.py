@@ -244,6 +244,18 @@ def test_wrong_inputs(store, engine, spoil, expected):
         engine.execution(1).run(feed)
 
 
+@pytest.mark.parametrize("method", ["run", "capture"])
+def test_unknown_outputs_are_refused(method):
+    """Before anything runs: the caller's array would stay as it was."""
+    from trtllm_engram.runtime.engine import Execution
+
+    execution = Execution.__new__(Execution)  # the constructor takes a GPU
+    execution.engine = SimpleNamespace(outputs={"hash_ids": None, "rows": None})
+    expected = r"^engine: out: expected outputs of hash_ids, rows; found 'row'$"
+    with pytest.raises(InputError, match=expected):
+        getattr(execution, method)({}, out={"rows": None, "row": None})
+
+
 @on_gpu
 def test_tensors_of_different_lengths(store, engine):
     """Four tokens' streams for five tokens' ids."""
