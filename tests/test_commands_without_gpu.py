@@ -84,6 +84,15 @@ def test_compare_reads_its_tables_first(paths, tmp_path, capsys):
     assert "none.toml" in capsys.readouterr().err
 
 
+def test_compare_takes_one_placement(paths, tmp_path, capsys):
+    """The file's or the option's: ignored, one of them would have been compared unseen."""
+    arguments = [word.format(**paths) for word in COMMANDS["compare"]]
+    tables = ["--tables", str(tmp_path / "none.toml")]
+    assert main([*arguments, *tables, "--placement", "host"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("--placement: expected without --tables, whose file has it, found both")
+
+
 def test_triton_looks_for_the_engine_first(paths, tmp_path, capsys):
     engine = ["--engine", str(tmp_path / "none"), "--model-repository", str(tmp_path / "models")]
     assert main(["triton", paths["store"], *engine]) == 2

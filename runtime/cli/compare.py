@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trtllm_engram.builder.model import ModelOptions, hidden_name
+from trtllm_engram.plugins.errors import InputError
 
 from .. import _native
 from ..compare import Comparison, Reference, compare, make_feeds
@@ -67,7 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placement",
         choices=("host", "device"),
-        default="host",
         help="of the tables, without --tables (default: host)",
     )
     parser.add_argument("--png", metavar="FILE", type=Path, help="write the histogram of ulps")
@@ -76,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.tables is not None and args.placement is not None:
+        raise InputError("--placement: expected without --tables, whose file has it, found both")
     store = open_store(args.store, checkpoint=args.checkpoint)
     if args.tables is not None:
         _native.check_tables_file(str(args.tables))
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 def _tables(args: argparse.Namespace, store: Store) -> contextlib.AbstractContextManager[Tables]:
     if args.tables is not None:
         return Tables.from_toml(args.tables)
-    return Tables.of_store(store, placement=args.placement)
+    return Tables.of_store(store, placement=args.placement or "host")
 
 
 def _compare(
