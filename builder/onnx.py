@@ -6,7 +6,7 @@
         --minShapes=... --optShapes=... --maxShapes=...
 
 Without shapes trtexec makes every dynamic size 1, and a cu_seqlens of one number is no request at
-all; examples/polygraphy has all of them written out. trtexec itself has not been run.
+all. It needs tables and some inputs too; examples/polygraphy has all of that written out.
 
 Inputs and outputs are those of model.py. The nodes' domain is trt.plugins: the parser ignores it,
 and checkers leave nodes of other domains than ONNX's own alone.

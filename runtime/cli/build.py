@@ -81,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {text}" for name, text in PROJECTIONS.items()),
     )
     parser.add_argument(
-        "--version-compatible", action="store_true", help="for later TensorRT versions too"
+        "--version-compatible",
+        action="store_true",
+        help="for later TensorRT 10 too (such plans have not been run)",
     )
     parser.add_argument(
         "--timing-cache",
@@ -128,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rows_amax(store: Store) -> float:
-    """A bound of the rows' absolute values, from some rows of each table."""
+    """An estimate of the rows' largest absolute value, with a margin: from some rows of each
+    table, so that others may be larger."""
     most = 0.0
     for layer_id in store.config.layer_ids:
         table = store.table(layer_id)
