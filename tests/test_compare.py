@@ -324,9 +324,19 @@ def test_compared_rows_need_no_note(outputs, capsys, named):
 
 def test_histogram_as_png(outputs, tmp_path):
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-    write_histogram(tmp_path / "ulps.png", compare(outputs, outputs))
-    assert (tmp_path / "ulps.png").read_bytes().startswith(b"\x89PNG")
-    assert len(compare(outputs, outputs)[0].histogram) in (0, len(ULP_BINS) + 1)
+    pictures = []
+    for found in (outputs, outputs, changed(outputs, OUT, np.negative)):
+        write_histogram(tmp_path / "ulps.png", compare(found, outputs))
+        pictures.append((tmp_path / "ulps.png").read_bytes())
+    assert pictures[0].startswith(b"\x89PNG")
+    assert pictures[0] == pictures[1] != pictures[2]
+
+
+def test_histograms_are_of_floats(outputs):
+    lengths = {one.name: len(one.histogram) for one in compare(outputs, outputs)}
+    floats = {name for name, array in outputs.items() if array.dtype == ml_dtypes.bfloat16}
+    assert floats >= {OUT, rows_name(1)}
+    assert lengths == {name: (len(ULP_BINS) + 1) * (name in floats) for name in lengths}
 
 
 def test_png_without_matplotlib(outputs, tmp_path, monkeypatch):

@@ -143,12 +143,12 @@ def test_two_contexts_on_two_streams(store, engine, prefetched):
     torch.cuda.synchronize()
     executions = [prefetched.execution(1) for _ in feeds]
     streams = [torch.cuda.Stream() for _ in feeds]
-    for _ in range(20):
-        found = [
-            execution.run(feed, stream=stream)
-            for execution, feed, stream in zip(executions, feeds, streams, strict=True)
-        ]
-    for one, other in zip(found, expected, strict=True):
+    found = [
+        execution.run(feed, stream=stream)
+        for _ in range(20)
+        for execution, feed, stream in zip(executions, feeds, streams, strict=True)
+    ]
+    for one, other in zip(found, expected * 20, strict=True):
         same(one, other)
 
 
