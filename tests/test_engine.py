@@ -140,7 +140,8 @@ def test_version_compatible(store):
 
 @on_gpu
 def test_true_shapes(tmp_path):
-    """V4.1-Flash's layers: hidden 5120, hc_mult 4, 24 columns of 256, two layers; small tables."""
+    """V4.1-Flash's layers, eager and replayed: hidden 5120, hc_mult 4, 24 columns of 256, two
+    layers; small tables."""
     from trtllm_engram.runtime.engine import Engine
 
     sizes = {**V4_COLUMNS, "hidden_size": 5120, "engram_vocab_size": 14_000, "layers": (1, 14)}
@@ -150,6 +151,7 @@ def test_true_shapes(tmp_path):
         for size in [(1, 1), (MAX_BATCH, MAX_BATCH), (37, 3)]:
             feed = feed_of(store, *size)
             check(store, feed, run(engine, feed))
+            check_replays(store, engine, size)
 
 
 @on_gpu
@@ -184,7 +186,12 @@ def test_decode_equals_prefill(store, engine):
 @on_gpu
 @pytest.mark.parametrize("size", [(MAX_BATCH, MAX_BATCH), (37, 3)])
 def test_graph_replays_with_changed_inputs(store, engine, size):
-    profile = 0 if size[0] == MAX_BATCH else 1
+    check_replays(store, engine, size)
+
+
+def check_replays(store, engine, size):
+    """A graph of this size replays, with changed inputs, what another context runs."""
+    profile = 0 if size[0] <= MAX_BATCH else 1
     graph = engine.execution(profile).capture(on_torch(feed_of(store, *size)))
     eager = engine.execution(profile)
     for seed in (1, 2):
@@ -210,31 +217,34 @@ def test_two_contexts_on_two_streams(store, engine):
     torch.cuda.synchronize()
     executions = [engine.execution(1) for _ in feeds]
     streams = [torch.cuda.Stream() for _ in feeds]
-    found = [None, None]
+    found = [[], []]
     for _ in range(20):
         for index, stream in enumerate(streams):
-            found[index] = executions[index].run(feeds[index], stream=stream)
-    for one, other in zip(found, expected, strict=True):
-        same(one, other)
+            found[index].append(executions[index].run(feeds[index], stream=stream))
+    for index, results in enumerate(found):
+        for one in results:
+            same(one, expected[index])
 
 
 @on_gpu
 def test_two_threads(store, engine):
     feeds = [feed_of(store, 37, 3, seed) for seed in (1, 2, 3)]
-    results = {}
+    results = [[], [], []]
 
     def work(index):
         execution = engine.execution(1)
         for _ in range(5):
-            results[index] = execution.run(feeds[index])
+            results[index].append(execution.run(feeds[index]))
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(feeds))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for index, feed in enumerate(feeds):
-        check(store, feed, results[index])
+    for feed, found in zip(feeds, results, strict=True):
+        assert len(found) == 5
+        for one in found:
+            check(store, feed, one)
 
 
 @on_gpu
