@@ -157,6 +157,28 @@ def test_other_tables(node, store, tmp_path):
     job = Job(tmp_path, store, 2)
     ranks = node.ranks(2)
     for other in (Job(tmp_path, store, 2, layers=(5,)), Job(tmp_path, store, 2, layers=(1, 5))):
+@pytest.mark.parametrize("differs", [True, False])
+def test_tables_verified_on_some_ranks(node, store, tmp_path, differs):
+    """Ranks deal out the blocks of all tables together: refused where they would do so otherwise,
+    right where all verify the same ones of them."""
+    job = Job(tmp_path, store, 2, layers=(1, 5))
+    ranks = node.ranks(2)
+    for rank in ranks:
+        for name, table in job.tables.items():
+            table["verify"] = name == ("table_5" if differs and rank.rank == 1 else "table_1")
+        rank.ask("bind", toml=job.toml(rank.rank))
+    if differs:
+        texts = {rank.refused().error for rank in ranks}
+        assert texts == {
+            "tables: rank 1: table 'table_1': verify: expected true as on rank 0, found false; "
+            "rank 1: table 'table_5': verify: expected false as on rank 0, found true"
+        }
+        return
+    for rank in ranks:
+        rank.result()
+    job.verify(ranks)
+
+
         other.group["name"] = job.group["name"]
         ranks[0].ask("bind", toml=job.toml(0))
         ranks[1].ask("bind", toml=other.toml(1))

@@ -243,6 +243,26 @@ TEST_CASE("bind: one rank's refusal is all ranks' error, and nothing is left") {
   for (Process& rank : ranks) CHECK(rank.result() == "rank 1: no");
 }
 
+TEST_CASE("bind: ranks that would deal out the blocks of a table otherwise are told on all") {
+  const Folder store;
+  write_store(store);
+  const std::string group = name_of_test();
+  std::vector<Process> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      Bindings bindings = bindings_of(store);
+      bindings.tables.at("two").verify = rank != 1;
+      BindState state;
+      bind_tables(bindings, {.name = group, .rank = rank, .size = 3, .timeout_s = kPatience}, state,
+                  [] {});
+      return "no error";
+    });
+  }
+  for (Process& rank : ranks) {
+    CHECK(rank.result() == "rank 1: table 'two': verify: expected true as on rank 0, found false");
+  }
+}
+
 TEST_CASE("bind: what one rank cannot read of its file is all ranks' error") {
   const Folder store;
   write_store(store);

@@ -31,7 +31,9 @@ struct Loading {
     }
   }
 
-  std::vector<LoadTarget> targets() { return {{memory.data(), kArrayBytes, &source}}; }
+  std::vector<LoadTarget> targets(bool verify = false) {
+    return {{memory.data(), kArrayBytes, &source, verify}};
+  }
 
   const MadeFile file{kOffset + kArrayBytes + 99, true};
   std::vector<uint8_t> expected = std::vector<uint8_t>(kArrayBytes);
@@ -58,8 +60,6 @@ TEST_CASE("shares load their blocks of all arrays, and no others") {
   std::vector<uint8_t> made_memory(kBlockBytes + 5, kUntouched);
   std::vector<uint8_t> made_expected(kBlockBytes + 5);
   fill_formula(*made.formula, 0, kBlockBytes + 5, made_expected.data());
-  std::vector<LoadTarget> targets = loading.targets();
-  targets.push_back({made_memory.data(), kBlockBytes + 5, &made});
   const Loader loader({&loading.source, &made});
   CHECK(loader.stamps() == std::vector{stamp_file(loading.file.path())});
 
@@ -67,12 +67,12 @@ TEST_CASE("shares load their blocks of all arrays, and no others") {
     CAPTURE(verify);
     std::fill(loading.memory.begin(), loading.memory.end(), kUntouched);
     std::fill(made_memory.begin(), made_memory.end(), kUntouched);
+    std::vector<LoadTarget> targets = loading.targets(verify);
+    targets.push_back({made_memory.data(), kBlockBytes + 5, &made});
     std::atomic<int64_t> done{0};
     const auto run = [&](int share) {
       loader.run(targets,
-                 {.share = share, .shares = 2, .verify = verify, .add_bytes = [&](int64_t n) {
-                    done += n;
-                  }});
+                 {.share = share, .shares = 2, .add_bytes = [&](int64_t n) { done += n; }});
     };
     run(0);  // blocks 0 and 2 of the one, 1 of the other
     CHECK(done == kBlockBytes + 12345 + 5);
@@ -95,15 +95,15 @@ TEST_CASE("a bad block is told with its place and both sums") {
   const Loader loader({&loading.source});
   CHECK_NOTHROW(loader.run(loading.targets(), {}));
   const std::string bad = block_sum(loading.memory.data() + kBlockBytes, kBlockBytes);
-  CHECK(message_of([&] { loader.run(loading.targets(), {.verify = true}); }) ==
+  CHECK(message_of([&] { loader.run(loading.targets(true), {}); }) ==
         loading.file.path() +
             ": block 1 of engram.1.values (bytes 67109864 to 134218728): expected sum " + good +
             ", found " + bad);
-  CHECK_NOTHROW(loader.run(loading.targets(), {.share = 0, .shares = 2, .verify = true}));
+  CHECK_NOTHROW(loader.run(loading.targets(true), {.share = 0, .shares = 2}));
 
   loading.source.file.block_sums.clear();
   const Loader without({&loading.source});
-  CHECK(message_of([&] { without.run(loading.targets(), {.verify = true}); }) ==
+  CHECK(message_of([&] { without.run(loading.targets(true), {}); }) ==
         loading.file.path() + ": engram.1.values: expected 3 block sums to verify, found 0");
 }
 
@@ -130,11 +130,9 @@ TEST_CASE("loading ends soon after any thread's error, which is the one that is 
     while (threads < 3) usleep(1000);  // the one that fails has begun
     usleep(500000);                    // and has its error long before a block is done
   };
-  const LoadOptions options{.verify = true,
-                            .num_threads = 3,
-                            .cancelled = [&] { return ++threads < 0; },
-                            .add_bytes = slowly};
-  const std::string text = message_of([&] { loader.run(loading.targets(), options); });
+  const LoadOptions options{
+      .num_threads = 3, .cancelled = [&] { return ++threads < 0; }, .add_bytes = slowly};
+  const std::string text = message_of([&] { loader.run(loading.targets(true), options); });
   CAPTURE(text);
   CHECK(text.find(loading.file.path()) == 0);
   CHECK(text.find(" more bytes at offset 134218733, found the end") != std::string::npos);

@@ -2,7 +2,6 @@
 #include "table/filling.h"
 
 #include <map>
-#include <tuple>
 
 namespace engram {
 namespace {
@@ -56,23 +55,19 @@ void Filling::load(Group::Work& work) {
 }
 
 void Filling::load_host(Group::Work& work) {
-  // Blocks of tables that are shared alike are dealt out together.
-  std::map<std::tuple<int, int, bool>, std::vector<LoadTarget>> dealt;
+  // Blocks of all tables that the same ranks share are dealt out together.
+  std::map<std::vector<int>, std::vector<LoadTarget>> dealt;
   for (TableBuild& table : tables_) {
     for (ArrayBuild& array : table.arrays()) {
       if (!table.fills(array)) continue;
-      const Copy& copy = table.copy(seat_);
       const HostMemory& memory = array.host->memory();
-      dealt[{*copy.share_of(seat_.rank), static_cast<int>(copy.members.size()),
-             table.options().verify}]
-          .push_back({memory.data(), memory.num_bytes(), &array.source});
+      dealt[table.copy(seat_).members].push_back(
+          {memory.data(), memory.num_bytes(), &array.source, table.options().verify});
     }
   }
-  for (const auto& [key, targets] : dealt) {
-    const auto [share, shares, verify] = key;
-    loader_.run(targets, {.share = share,
-                          .shares = shares,
-                          .verify = verify,
+  for (const auto& [members, targets] : dealt) {
+    loader_.run(targets, {.share = *Copy{.members = members}.share_of(seat_.rank),
+                          .shares = static_cast<int>(members.size()),
                           .num_threads = loader_threads(seat_.size),
                           .cancelled = cancelled(work),
                           .add_bytes = [&work](int64_t bytes) { work.add_bytes(bytes); }});

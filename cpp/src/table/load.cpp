@@ -115,7 +115,7 @@ void Loader::run(const std::vector<LoadTarget>& targets, const LoadOptions& opti
     const int64_t num_bytes = source.file.num_bytes;
     ENGRAM_CHECK(num_bytes <= target.num_bytes, source.name, ": expected memory of at least ",
                  num_bytes, " bytes, found ", target.num_bytes);
-    const bool verify = options.verify && !source.formula;
+    const bool verify = target.verify && !source.formula;
     if (verify) check_sums(source);
     for (int64_t begin = 0; begin < num_bytes; begin += kBlockBytes, ++block) {
       if (block % options.shares != options.share) continue;

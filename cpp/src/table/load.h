@@ -34,6 +34,9 @@ struct LoadTarget {
   uint8_t* data = nullptr;
   int64_t num_bytes = 0;  //!< at least the source's
   const Source* source = nullptr;
+  //! Compare each block with its sum. Sources by formula have none and pass; a file with none is
+  //! an Error before anything is read.
+  bool verify = false;
 };
 
 //! An open source: ranges of an array, wherever they come from. Thread-safe.
@@ -73,9 +76,6 @@ int loader_threads(int shares);
 struct LoadOptions {
   int share = 0;  //!< 0 to shares - 1
   int shares = 1;
-  //! Compare each block with its sum. Sources by formula have none and pass; a file with none is
-  //! an Error before anything is read.
-  bool verify = false;
   int num_threads = 0;  //!< 0: loader_threads(shares)
   //! Both may be empty, and are called on any of the threads. Once `cancelled` is true, what runs
   //! ends within a piece of 4 MiB for each thread; that is an Error ("loading was cancelled").
@@ -93,6 +93,7 @@ class Loader {
   std::vector<FileStamp> stamps() const;
 
   //! Loads this share of the targets' blocks; each target's source is one of the constructor's.
+  //! Blocks are dealt out by their places in the list, which is the same for all shares.
   //! Errors are those of the file system, a bad block's, or that it was cancelled; the targets then
   //! hold anything. Once the threads have ended, the first one is thrown.
   void run(const std::vector<LoadTarget>& targets, const LoadOptions& options) const;

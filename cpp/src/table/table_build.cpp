@@ -142,6 +142,7 @@ TableVote TableBuild::vote(const Seat& seat) const {
   vote.same = {{"layer", std::to_string(info_.layer)},
                {"fingerprint", info_.fingerprint},
                {"content id", info_.content_id},
+               {"verify", options_.verify ? "true" : "false"},
                {"rows", std::to_string(info_.num_rows)},
                {"head_dim", std::to_string(info_.head_dim)},
                {"placement", placement_name(options_.placement)},
