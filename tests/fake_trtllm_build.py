@@ -54,6 +54,7 @@ SETTINGS = (
     "gpt_attention_plugin",
     "paged_kv_cache",
     "tokens_per_block",
+    "streamingllm",
 )
 
 
@@ -148,7 +149,8 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 def build(
     version, checkpoint, model_file, name, *,
-    rank=0, tp_size=None, packed=True, fusion=False, weights=True, paged=None, **settings,
+    rank=0, tp_size=None, packed=True, fusion=False, weights=True, paged=None, streamingllm=False,
+    **settings,
 ) -> Any:  # fmt: skip
     """trtllm-build's steps in its order: model file, config, model, network. `paged`: tokens of a
     block, where there is a paged KV cache."""
@@ -172,6 +174,7 @@ def build(
         "gpt_attention_plugin": "auto" if paged else None,
         "paged_kv_cache": bool(paged),
         "tokens_per_block": paged,
+        "streamingllm": streamingllm,
     }
     plugins: Any = SlottedPluginConfig(**values)
     if version not in _OLD:

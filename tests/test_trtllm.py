@@ -295,6 +295,7 @@ PHANTOM_REFUSED = {
     "trees": ({}, {"max_draft_len": 3}, "found one whose drafts are trees"),
     "no pages": ({}, {"paged": None}, "kv_phantom: gpt_attention_plugin: expected to be on"),
     "padding": ({}, {"packed": False}, "kv_phantom: remove_input_padding: expected to be on"),
+    "sinks": ({}, {"streamingllm": True}, "kv_phantom: --streamingllm: expected disable"),
     "no cache": ({}, {"use_cache": False}, "kv_phantom: use_cache: expected to be on, found False"),
 }
 

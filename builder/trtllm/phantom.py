@@ -50,6 +50,11 @@ def check_settings(settings: Mapping[str, Any]) -> None:
                 f"kv_phantom: {name}: expected to be on, found {value}: the history lies in the "
                 "paged KV cache; history explicit needs none"
             )
+    if front_end.plugin_setting("streamingllm"):
+        raise InputError(
+            "kv_phantom: --streamingllm: expected disable, found enable: it drops blocks of the "
+            "reserved layer, which needs all"
+        )
     linear = settings.get("speculative_decoding_draft_tokens_external")
     if settings.get("max_draft_len") and not linear:
         raise InputError(
