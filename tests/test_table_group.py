@@ -402,13 +402,20 @@ def test_path_that_is_no_socket(node, store, tmp_path, kind):
     assert kind == "nowhere" or os.path.lexists(path)
 
 
-def test_folder_that_others_can_write(node, store, tmp_path, open_folder):
-    open_folder.chmod(0o777)
+@pytest.mark.parametrize(
+    ("mode", "advice"), [(0o777, "chmod go-w"), (0o1777, "a folder of this user's own in it")]
+)
+def test_folder_that_others_can_write(node, store, tmp_path, open_folder, mode, advice):
+    """Who may close it to others is told to; not of one that is everybody's, as /tmp is."""
+    open_folder.chmod(mode)
     path = open_folder / "socket"
     job = Job(tmp_path, store, 2, group={"socket": str(path), "timeout_s": 2.0})
     ranks = node.ranks(2)
     job.ask(ranks)
-    assert all(str(open_folder) in rank.refused().error for rank in ranks)
+    for rank in ranks:
+        error = rank.refused().error
+        assert str(open_folder) in error
+        assert advice in error
 
 
 @needs_namespaces

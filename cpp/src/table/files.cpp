@@ -32,9 +32,13 @@ void check_trusted(const std::string& path, const struct stat& status) {
   ENGRAM_CHECK(status.st_uid == geteuid() || status.st_uid == 0, path,
                ": expected an owner that is this user (", geteuid(), ") or root, found user ",
                status.st_uid);
-  ENGRAM_CHECK((status.st_mode & (S_IWGRP | S_IWOTH)) == 0, path,
-               ": expected nobody but the owner to have the right to write, found mode ", std::oct,
-               status.st_mode & 07777, "; chmod go-w takes it away");
+  // Of one that is everybody's, as /tmp is, nobody is to change the rights.
+  const bool shared = S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX) != 0;
+  ENGRAM_CHECK(
+      (status.st_mode & (S_IWGRP | S_IWOTH)) == 0, path,
+      ": expected nobody but the owner to have the right to write, found mode ", std::oct,
+      status.st_mode & 07777,
+      shared ? "; a folder of this user's own in it will do" : "; chmod go-w takes it away");
 }
 
 }  // namespace
