@@ -224,5 +224,6 @@ def test_container(node, store, tmp_path):
         job = Job(tmp_path, store, 2, group={"keeper": str(path)}, memory="keeper")
         job.bind(ranks)
         job.verify(ranks)
+    attaching(tmp_path, store, keeper, size=1).bind(node.ranks(1))  # by name, where it is seen
     stop(node, tmp_path, keeper)
     assert not path.exists()

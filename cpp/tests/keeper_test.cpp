@@ -92,6 +92,7 @@ TEST_CASE("keeper: tables by name, by path and by what they are, after its end t
   {
     KeeperProcess keeper(store, name, path);
     CHECK(look_at(attach(kept_bindings(store, path)), 5) == "right");
+    CHECK(look_at(attach(kept_bindings(store, name)), 5) == "right");
     CHECK(look_at(attach(kept_bindings(store, "")), 5) == "right");
   }
   CHECK(count_descriptors() == before);

@@ -77,6 +77,21 @@ Address find_keeper(const std::vector<json>& records, const std::string& name,
   return first;
 }
 
+//! Of the keeper with a name: where it listens, if it is seen here, else where one of the name
+//! does.
+Address named_keeper(const std::vector<json>& records, const std::string& name) {
+  std::string path;
+  for (const json& record : records) {
+    try {
+      if (record.at("role") != "keeper" || record.at("name") != name) continue;
+      path = record.at("socket").get<std::string>();
+      if (path.empty()) break;          // of two, the one whom nobody else can have the name of
+    } catch (const json::exception&) {  // another program's
+    }
+  }
+  return keeper_address(name, path);
+}
+
 //! Waits for the answer to what was sent.
 Message wait_for_answer(Connection& connection, const std::string& where, Deadline deadline,
                         const std::function<bool()>& cancelled) {
@@ -169,12 +184,12 @@ std::map<std::string, KeptTable> ask_keepers(const std::string& keeper, const Wa
     return std::tie(a.name, a.path) < std::tie(b.name, b.path);
   };
   std::map<Address, Wanted, decltype(by_address)> of_keepers(by_address);
-  const std::vector<json> records = keeper.empty() ? read_records() : std::vector<json>();
+  const bool is_path = keeper.find('/') != keeper.npos;
+  const std::vector<json> records = is_path ? std::vector<json>() : read_records();
   for (const auto& [name, info] : wanted) {
-    const bool is_path = keeper.find('/') != keeper.npos;
     const Address address = keeper.empty() ? find_keeper(records, name, info)
                             : is_path      ? keeper_address("", keeper)
-                                           : keeper_address(keeper, "");
+                                           : named_keeper(records, keeper);
     of_keepers[address].emplace(name, info);
   }
   std::map<std::string, KeptTable> tables;
