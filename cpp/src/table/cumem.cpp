@@ -7,17 +7,16 @@
 #include "engram/error.h"
 
 #if ENGRAM_CUDA
-#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <optional>
 
 #include "engram/row.h"
 #include "parallel.h"
 #include "table/gpu_memory.h"
+#include "table/sealed_file.h"
 #endif
 
 namespace engram {
@@ -65,12 +64,9 @@ CUmemAllocationProp properties(int node, bool fabric) {
 }
 
 FileDescriptor file_of(const CUmemFabricHandle& handle, const std::string& label) {
-  FileDescriptor file(memfd_create("trtllm-engram:fabric", MFD_CLOEXEC));
-  if (!file || pwrite(file.get(), &handle, sizeof(handle), 0) != sizeof(handle)) {
-    throw Error(ENGRAM_INTERNAL_ERROR,
-                concat(label, ": a fabric handle's file: ", std::strerror(errno)));
-  }
-  return file;
+  return make_sealed_file("trtllm-engram:fabric",
+                          {reinterpret_cast<const char*>(&handle), sizeof(handle)},
+                          label + ": a fabric handle's file");
 }
 
 GpuMemory import_fabric(const FileDescriptor& file, const std::string& label) {

@@ -2,11 +2,12 @@
 #include "table/record.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -16,6 +17,7 @@
 #include "engram/error.h"
 #include "table/descriptor.h"
 #include "table/points.h"
+#include "table/sealed_file.h"
 
 namespace engram {
 namespace {
@@ -23,27 +25,10 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kName = "trtllm-engram.tables";
+constexpr const char* kLabel = "record of tables";
 constexpr const char* kLink = "/memfd:trtllm-engram.tables (deleted)";
 constexpr int64_t kFormatVersion = 1;
 constexpr off_t kMaxBytes = 1 << 20;
-
-[[noreturn]] void fail(const char* what) {
-  throw Error(ENGRAM_INTERNAL_ERROR,
-              concat("record of tables: cannot ", what, ": ", std::strerror(errno)));
-}
-
-//! A file that nobody can change, with this text.
-FileDescriptor make_file(const std::string& text) {
-  FileDescriptor file(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!file) fail("make a memfd");
-  if (fchmod(file.get(), 0400) != 0) fail("set its mode");
-  if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-    fail("write it");
-  }
-  const int seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
-  if (fcntl(file.get(), F_ADD_SEALS, seals) != 0) fail("seal it");
-  return file;
-}
 
 class Record {
  public:
@@ -94,13 +79,14 @@ class Record {
       since = document["tables"].empty() ? began : std::min(since, began);
       document["tables"].push_back(table);
     }
-    document["since"] = since;
-    FileDescriptor file = make_file(document.dump(-1, ' ', true, json::error_handler_t::replace));
+    FileDescriptor file = make_sealed_file(
+        kName, document.dump(-1, ' ', true, json::error_handler_t::replace), kLabel);
     ENGRAM_POINT("record.write");
     if (!file_) {
       file_ = std::move(file);
     } else if (dup3(file.get(), file_.get(), O_CLOEXEC) < 0) {  // from one to the other at once
-      fail("replace it");
+      throw Error(ENGRAM_INTERNAL_ERROR,
+                  concat(kLabel, ": cannot replace it: ", std::strerror(errno)));
     }
   }
 
