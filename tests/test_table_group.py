@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from checkout import ROOT
 from checkpoints import NOBODY
 from engines import small_store
 from table_machine import needs_namespaces, needs_root
@@ -101,12 +100,6 @@ def test_rank_that_never_comes(node, store, tmp_path, missing):
     hold(ranks, before)
 
 
-def test_default_timeout():
-    """120 seconds, in the library as in the documents."""
-    header = (ROOT / "cpp/src/table/group.h").read_text(encoding="utf-8")
-    assert "double timeout_s = 120;" in header
-
-
 @pytest.mark.parametrize("twice", [0, 1])
 def test_rank_that_comes_twice(node, store, tmp_path, twice):
     """Both processes are named to everybody who came; nobody gets a table."""
@@ -157,6 +150,13 @@ def test_other_tables(node, store, tmp_path):
     job = Job(tmp_path, store, 2)
     ranks = node.ranks(2)
     for other in (Job(tmp_path, store, 2, layers=(5,)), Job(tmp_path, store, 2, layers=(1, 5))):
+        other.group["name"] = job.group["name"]
+        ranks[0].ask("bind", toml=job.toml(0))
+        ranks[1].ask("bind", toml=other.toml(1))
+        texts = {rank.refused().error for rank in ranks}
+        assert all("table_5" in text for text in texts), texts
+
+
 @pytest.mark.parametrize("differs", [True, False])
 def test_tables_verified_on_some_ranks(node, store, tmp_path, differs):
     """Ranks deal out the blocks of all tables together: refused where they would do so otherwise,
@@ -177,13 +177,6 @@ def test_tables_verified_on_some_ranks(node, store, tmp_path, differs):
     for rank in ranks:
         rank.result()
     job.verify(ranks)
-
-
-        other.group["name"] = job.group["name"]
-        ranks[0].ask("bind", toml=job.toml(0))
-        ranks[1].ask("bind", toml=other.toml(1))
-        texts = {rank.refused().error for rank in ranks}
-        assert all("table_5" in text for text in texts), texts
 
 
 def test_argument_that_python_refuses(node, store, tmp_path):

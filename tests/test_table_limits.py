@@ -155,13 +155,13 @@ def test_cgroup_large_enough(node, store, tmp_path):
         node.end_processes()
 
 
-# Each makes something fail on one rank in its own place.
+# Each makes something fail on one rank in its own place; and what that rank says.
 RLIMITS = {
-    "descriptors": ("RLIMIT_NOFILE", {"more": 0}),
-    "one descriptor": ("RLIMIT_NOFILE", {"more": 2}),
-    "three descriptors": ("RLIMIT_NOFILE", {"more": 4}),
-    "file size": ("RLIMIT_FSIZE", {"most": BYTES // 2}),
-    "address space": ("RLIMIT_AS", {"most": 0}),
+    "descriptors": ("RLIMIT_NOFILE", {"more": 0}, "Too many open files"),
+    "one descriptor": ("RLIMIT_NOFILE", {"more": 2}, "Too many open files"),
+    "three descriptors": ("RLIMIT_NOFILE", {"more": 4}, "Too many open files"),
+    "file size": ("RLIMIT_FSIZE", {"most": BYTES // 2}, "a limit on file sizes (ulimit -f)"),
+    "address space": ("RLIMIT_AS", {"most": 0}, "Cannot allocate memory"),
 }
 
 
@@ -173,7 +173,7 @@ VICTIMS.remove(("file size", 1))
 @pytest.mark.parametrize(("limit", "victim"), VICTIMS)
 def test_limits_of_one_rank(node, store, tmp_path, limit, victim):
     """Every rank raises, and the text says whose limit it was."""
-    name, arguments = RLIMITS[limit]
+    name, arguments, cause = RLIMITS[limit]
     ranks = node.ranks(RANKS)
     before = [rank.do("snapshot") for rank in ranks]
     if name == "RLIMIT_AS":
@@ -185,7 +185,8 @@ def test_limits_of_one_rank(node, store, tmp_path, limit, victim):
     job = large_job(tmp_path, store, group=group)
     job.ask(ranks)
     texts = [rank.refused().error for rank in ranks]
-    assert all(f"rank {victim}" in text or name == "RLIMIT_NOFILE" for text in texts), texts
+    assert all(f"rank {victim}: " in text for text in texts), texts
+    assert cause in texts[victim]
     hold(ranks, before)
 
 

@@ -366,6 +366,8 @@ TEST_CASE("bind: a group as its settings say, or its launcher") {
   CHECK(options.size == 2);
   CHECK(options.socket == "/s");
   CHECK(options.timeout_s == 3);
+  settings.timeout_s.reset();
+  CHECK(group_options(settings).timeout_s == 120);  // as the documents say
 }
 
 }  // namespace engram
