@@ -2,27 +2,30 @@
 """A rank of `bench tables`: python -m trtllm_engram.runtime.bench.tables_rank JSON
 
 JSON is {store, seed, tables, group, touched_bytes}: tables are bind_all's, group has Group's
-arguments, touched_bytes are of measure's touch_memory. It binds the tables, for its GPU where there
-is one, checks rows, and prints {seconds, tables, before_bytes}, seconds being those until all could
-be read. For every line of input after that it prints {pss_bytes}, its memory now; it ends with its
-input.
+arguments, touched_bytes are of measure's touch_memory. It prints {} once it is warm. At the first
+line of input it binds the tables, for its GPU where there is one, checks rows, and prints {seconds,
+tables}, seconds being those until all could be read. For every line after that it reads each page
+of its tables and prints {pss_bytes}, their memory as this process has it mapped: what is shared
+counts in parts, one for each that has mapped it. It ends with its input.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trtllm_engram.builder.config import EngramConfig
+from trtllm_engram.builder.config import SCALE_BLOCK, EngramConfig
 from trtllm_engram.builder.made_up import config_of_size, write_made_up_store
 from trtllm_engram.builder.manifest import read_manifest
 from trtllm_engram.plugins.errors import EngramError, InputError
@@ -37,14 +40,17 @@ from .measure import touch_memory
 
 _CHECKED_TOKENS = 64
 _WARM_UP_BYTES = 1 << 20
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")  # begins an entry of smaps
 
 
 def main(text: str) -> None:
     job = json.loads(text)
     _warm_up(job["group"]["rank"])
-    before_bytes = _pss_bytes()
     if job["touched_bytes"]:
         touch_memory(job["touched_bytes"])
+    _tell({})
+    if not sys.stdin.readline():
+        return
     with Tables(Group(**job["group"])) as tables:
         started = time.perf_counter()
         tables.bind_all(job["tables"])
@@ -53,9 +59,9 @@ def main(text: str) -> None:
         config = read_manifest(job["store"]).config
         for name, table in tables.describe().items():
             _check(tables, name, config, table, job["seed"])
-        _tell({"seconds": seconds, "tables": tables.describe(), "before_bytes": before_bytes})
+        _tell({"seconds": seconds, "tables": tables.describe()})
         for _ in sys.stdin:
-            _tell({"pss_bytes": _pss_bytes()})
+            _tell({"pss_bytes": _pss_bytes(list(_arrays(tables)))})
 
 
 def _register(names: Iterable[str], rank: int) -> None:
@@ -91,11 +97,29 @@ def _check(
         raise EngramError(f"{name}: expected the formula's rows, found others")
 
 
-def _pss_bytes() -> int:
-    """This process's memory: what it shares counts in parts, one for each that shares it."""
-    text = read_text(Path("/proc/self/smaps_rollup"))
-    found = re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+def _arrays(tables: Tables) -> Iterator[range]:
+    """The addresses of the tables' arrays in host memory."""
+    for name, table in tables.describe().items():
+        view = _native.table_host_view(name)
+        for address, row_bytes in (
+            (view.values, table["head_dim"]),
+            (view.scales, table["head_dim"] // SCALE_BLOCK),
+        ):
+            yield range(address, address + table["num_rows"] * row_bytes)
+
+
+def _pss_bytes(arrays: list[range]) -> int:
+    for array in arrays:
+        bytes_there = (ctypes.c_uint8 * len(array)).from_address(array.start)
+        np.ctypeslib.as_array(bytes_there)[:: mmap.PAGESIZE].max()
+    kilobytes, counts = 0, False
+    for line in read_text(Path("/proc/self/smaps")).splitlines():
+        if mapping := _MAPPING.match(line):
+            begin, end = (int(address, 16) for address in mapping.groups())
+            counts = any(begin < array.stop and array.start < end for array in arrays)
+        elif counts and line.startswith("Pss:"):
+            kilobytes += int(line.split()[1])
+    return kilobytes * 1024
 
 
 def _tell(answer: dict[str, Any]) -> None:
