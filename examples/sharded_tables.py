@@ -6,8 +6,9 @@ python examples/sharded_tables.py --ranks 2 --gb 203    # V4.1-Flash's, over two
 python examples/sharded_tables.py --ranks 2 --kill 1    # rank 1 is killed: the others read on
 python examples/sharded_tables.py --ranks 2 --store DIR # those of a store that `prepare` made
 
-Each rank binds the tables, checks rows of all parts against the formula of made-up tables, and
-measures lookups of rows that lie with itself, with the next rank, and anywhere. Needs torch.
+Each rank binds the tables, checks rows of all layers and parts against the formula of made-up
+tables, and measures lookups of rows that lie with itself, with the next rank, and anywhere. Needs
+torch.
 """
 
 import json
@@ -54,22 +55,23 @@ def rank_main(args):
 def what_is_read(args, tables, manifest):
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     held = {name: table["num_bytes"] for name, table in tables.describe().items()}
-    layer = manifest.config.layer_ids[0]
     following = (args.rank + 1) % args.ranks
     parts = {"own": args.rank, f"rank {following}'s": following, "all": None}
     speeds = {}
     for name, part in parts.items():
         if args.made_up:
-            check(tables, manifest, layer, part_ids(args, manifest, part, CHECKED))
+            for index, layer in enumerate(manifest.config.layer_ids):
+                check(tables, manifest, layer, part_ids(args, manifest, index, part, CHECKED))
         speeds[name] = gigabytes_a_second(
-            tables, manifest, layer, part_ids(args, manifest, part, MEASURED)
+            tables, manifest, part_ids(args, manifest, 0, part, MEASURED)
         )
     return {"gpu": gpu.name, "bytes": held, "gb_per_s": speeds}
 
 
-def part_ids(args, manifest, part, num_tokens):
-    """Row ids [T, C]: one of each column, of a rank's part where one is given."""
-    rows, offsets = manifest.layout.primes[0].ravel(), manifest.layout.offsets[0]
+def part_ids(args, manifest, index, part, num_tokens):
+    """Row ids [T, C] of the store's layer number `index`: one of each column, of a rank's part
+    where one is given."""
+    rows, offsets = manifest.layout.primes[index].ravel(), manifest.layout.offsets[index]
     low, high = (0, args.ranks) if part is None else (part, part + 1)
     places = np.random.default_rng(num_tokens).random((num_tokens, rows.size))
     places = (low + places * (high - low)) / args.ranks
@@ -84,8 +86,9 @@ def check(tables, manifest, layer, ids):
         raise EngramError(f"engram_{layer}: expected the formula's rows, found others")
 
 
-def gigabytes_a_second(tables, manifest, layer, ids):
-    """Bytes of the rows that lookups read, over their time on the GPU."""
+def gigabytes_a_second(tables, manifest, ids):
+    """Bytes of the first layer's rows that lookups read, over their time on the GPU."""
+    layer = manifest.config.layer_ids[0]
     given, out = torch.from_numpy(ids).cuda(), None
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for call in range(-3, CALLS):
