@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds shared tables on this machine, from what each process says of itself.
+"""Who holds tables on this machine, from what each process says of itself.
 
-A process that holds shared tables keeps a memfd of this name whose content is JSON (record.h). It
+A process that holds tables keeps a memfd of this name whose content is JSON (record.h). It
 goes with the process however that ends, so what is found here is always true and nobody cleans up.
 """
 
@@ -34,6 +34,7 @@ class HeldTable:
     placement: str
     num_bytes: int
     huge_bytes: int  # of them, those on pages of 2 MiB
+    keeper: str = ""  # id of the one whose memory it is
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,12 @@ class Holder:
     rank: int
     size: int
     since: float  # seconds since 1970
-    tables: tuple[HeldTable, ...]
+    tables: tuple[HeldTable, ...]  # none yet: a keeper that loads them
+    id: str = ""  # the keeper's, which no other has
 
 
 def find_holders(root: Path = ROOT) -> list[Holder]:
-    """This user's processes that hold shared tables, keepers first."""
+    """This user's processes that hold tables, or load them as a keeper; keepers first."""
     numbers = [int(entry.name) for entry in (root / "proc").glob("[0-9]*")]
     found = [holder for pid in numbers if (holder := find_holder(pid, root)) is not None]
     return sorted(found, key=lambda one: (one.role != KEEPER, one.name, one.rank, one.pid))
@@ -104,6 +106,7 @@ def _parse(pid: int, data: dict[str, Any]) -> Holder | None:
             placement=str(one["placement"]),
             num_bytes=int(one["bytes"]),
             huge_bytes=int(one["huge_bytes"]),
+            keeper=str(one["keeper"]),
         )
         for one in data["tables"]
     )
@@ -115,4 +118,5 @@ def _parse(pid: int, data: dict[str, Any]) -> Holder | None:
         size=int(data["size"]),
         since=float(data["since"]),
         tables=tables,
+        id=str(data["id"]),
     )

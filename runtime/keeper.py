@@ -44,7 +44,7 @@ def serve(
         elif not ready:
             report_progress(progress)
             holder = find_holder(os.getpid())
-            if holder is not None and holder.role == KEEPER:
+            if holder is not None and holder.role == KEEPER and holder.tables:
                 ready = True
                 on_ready(holder)
 
@@ -83,7 +83,8 @@ def stop_keeper(name: str | None, timeout_s: float) -> Holder:
     keeper = find_keeper(name)
     process = os.pidfd_open(keeper.pid)
     try:
-        if find_holder(keeper.pid) == keeper:  # the number was not given to another meanwhile
+        found = find_holder(keeper.pid)
+        if found is not None and found.id == keeper.id:  # the number is not another's by now
             signal.pidfd_send_signal(process, signal.SIGTERM)
         waiting = select.poll()
         waiting.register(process, select.POLLIN)

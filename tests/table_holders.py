@@ -21,6 +21,7 @@ TABLE = {
     "bytes": 1000,
     "huge_bytes": 250,
     "placement": "host",
+    "keeper": "",
 }
 RECORD = {
     "format_version": 1,
@@ -29,6 +30,7 @@ RECORD = {
     "rank": 0,
     "size": 1,
     "since": 1_700_000_000,
+    "id": "5eed",
     "tables": [TABLE],
 }
 

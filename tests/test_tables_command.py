@@ -26,6 +26,7 @@ from waiting import NEVER, PATIENCE, wait_until
 
 from trtllm_engram.runtime import cli, open_store
 from trtllm_engram.runtime.holders import find_holders
+from trtllm_engram.runtime.keeper import find_keeper
 from trtllm_engram.runtime.tables import describe_tables
 
 pytest_plugins = ["command_line_fixtures"]
@@ -182,18 +183,26 @@ def test_status_as_text_and_json(run):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", " ".join(words[-2:]))
 
 
+def test_status_of_a_keeper_that_loads(run, keeper_name):
+    with holder({"name": keeper_name, "tables": []}) as pid:
+        _, out, _ = run("tables", "status")
+    (line,) = [line for line in out.splitlines() if str(pid) in line.split()]
+    assert line.split()[:-2] == ["keeper", keeper_name, str(pid), "loading"]
+
+
 def test_status_with_nothing_to_tell(run, monkeypatch):
     monkeypatch.setattr("trtllm_engram.runtime.cli.tables.status.find_holders", list)
-    assert run("tables", "status") == (0, "no shared tables\n", "")
+    assert run("tables", "status") == (0, "no tables\n", "")
 
 
 def test_stop_says_who_still_holds(run, keeper_name):
-    tables = [TABLE | {"content_id": secrets.token_hex(16)}]
-    rank = {"role": "rank", "name": "serving"}
+    """Of its memory; who has a copy of its own holds nothing of the keeper's."""
+    keeper = secrets.token_hex(16)
+    rank = {"role": "rank", "name": "serving", "id": ""}
     with (
-        holder({"name": keeper_name, "tables": tables}) as pid,
-        holder(rank | {"tables": tables}) as same,
-        holder(rank | {"tables": []}),
+        holder({"name": keeper_name, "id": keeper}) as pid,
+        holder(rank | {"tables": [TABLE | {"keeper": keeper}]}) as same,
+        holder(rank | {"tables": [TABLE]}),
     ):
         code, out, err = run("tables", "stop", keeper_name, "--json")
     assert (code, err) == (0, "")
@@ -283,6 +292,7 @@ def test_a_keeper_that_is_stopped_while_it_loads(files, tmp_path, keeper_name):
     environment = os.environ | library_environment(points_library()) | stop.environment
     with process("serve", "store", "--name", keeper_name, cwd=files, env=environment) as keeper:
         wait_until(lambda: stop.holds(keeper.pid), keeper.poll)
+        assert find_keeper(keeper_name).tables == ()
         keeper.send_signal(signal.SIGTERM)
         keeper.send_signal(signal.SIGCONT)
         code, _, err = ended(keeper)

@@ -26,7 +26,7 @@ def test_a_process_says_what_it_holds():
     with holder() as pid:
         expected = HeldTable("engram_1", "/store", 1, "0" * 32, "memfd", "host", 1000, 250)
         found = find_holder(pid)
-        assert found == Holder(pid, "keeper", "mine", 0, 1, 1_700_000_000.0, (expected,))
+        assert found == Holder(pid, "keeper", "mine", 0, 1, 1_700_000_000.0, (expected,), "5eed")
         assert of_tests({pid}) == [found]
     assert find_holder(pid) is None
     assert of_tests({pid}) == []

@@ -27,7 +27,7 @@ class KeeperProcess {
   KeeperProcess(const Folder& store, const std::string& name, const std::string& socket = "")
       : process_([&]() -> std::string {
           Keeper keeper(name, socket);
-          const KeeperRole role(name, socket);
+          const KeeperRole role(name, socket, keeper.id());
           BindState state;
           const TablesByName tables = bind_tables(bindings_of(store, 5), {}, state, [] {});
           ready_.set();

@@ -48,10 +48,15 @@ TEST_CASE("record: there as long as any table is") {
 
 TEST_CASE("record: a keeper's") {
   {
-    const KeeperRole role("tables", "/run/socket");
-    CHECK(record_of(getpid()).is_null());  // nothing to be had yet
+    const KeeperRole role("tables", "/run/socket", "abc");
+    json record = record_of(getpid());  // nothing to be had yet
+    CHECK(record["role"] == "keeper");
+    CHECK(record["tables"].empty());
+    CHECK(record["since"].get<double>() > 1e9);
     const RecordEntry entry("keeper/tables", 0, 1, table_of("one"));
-    const json record = record_of(getpid());
+    record = record_of(getpid());
+    CHECK(record["tables"].size() == 1);
+    CHECK(record["id"] == "abc");
     CHECK(record["role"] == "keeper");
     CHECK(record["name"] == "tables");
     CHECK(record["socket"] == "/run/socket");

@@ -30,6 +30,9 @@ class Keeper {
   //! Listens from now on, so that who comes early waits. Throws Error where the name is taken.
   Keeper(const std::string& name, const std::string& socket);
 
+  //! Tells this process's answers from those of one that took its name later.
+  const std::string& id() const { return id_; }
+
   //! Hands out tables until `stop` is set (looked at ten times a second). Connections that
   //! misbehave are closed and logged; those past the limit of open files wait.
   void run(const TablesByName& tables, const std::atomic<bool>& stop);
@@ -45,7 +48,7 @@ class Keeper {
   Message answer(const nlohmann::json& request, const TablesByName& tables) const;
 
   std::string name_;
-  std::string id_;  // tells this process's answers from those of one that took its name later
+  std::string id_;
   Listener listener_;
   std::vector<Client> clients_;
   bool is_full_ = false;  // nobody more could be accepted

@@ -66,17 +66,17 @@ class Record {
 
  private:
   void publish() {
-    if (tables_.empty()) return file_.reset();
+    if (tables_.empty() && !keeper_) return file_.reset();
     json document = {{"format_version", kFormatVersion},
                      {"pid", getpid()},
                      {"role", "rank"},
                      {"socket", ""},
+                     {"id", ""},
                      {"tables", json::array()}};
     document.update(keeper_ ? *keeper_ : group_);
-    double since = 0;
     for (const auto& [id, table] : tables_) {
       const double began = table.at("since").get<double>();
-      since = document["tables"].empty() ? began : std::min(since, began);
+      document["since"] = std::min(document.value("since", began), began);
       document["tables"].push_back(table);
     }
     FileDescriptor file = make_sealed_file(
@@ -127,9 +127,18 @@ RecordEntry::RecordEntry(const std::string& group, int32_t rank, int32_t size, j
 
 RecordEntry::~RecordEntry() { Record::instance().remove(id_); }
 
-KeeperRole::KeeperRole(const std::string& name, const std::string& socket) {
-  Record::instance().set_keeper(
-      json{{"role", "keeper"}, {"name", name}, {"rank", 0}, {"size", 1}, {"socket", socket}});
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+KeeperRole::KeeperRole(const std::string& name, const std::string& socket, const std::string& id) {
+  Record::instance().set_keeper(json{{"role", "keeper"},
+                                     {"name", name},
+                                     {"rank", 0},
+                                     {"size", 1},
+                                     {"socket", socket},
+                                     {"id", id},
+                                     {"since", seconds_since_1970()}});
 }
 
 KeeperRole::~KeeperRole() { Record::instance().set_keeper(std::nullopt); }

@@ -7,10 +7,13 @@
 //!     {"format_version": 1, "pid": 7, "role": "rank", "name": "default", "rank": 0, "size": 8,
 //!      "since": 1764450000.5, "socket": "",
 //!      "tables": [{"name", "store", "layer", "content_id", "fingerprint", "kind", "placement",
-//!                  "bytes", "huge_bytes", "since"}]}
+//!                  "bytes", "huge_bytes", "since", "keeper"}],
+//!      "id": ""}
 //!
 //! role is "rank" or "keeper"; name is the group's or the keeper's; socket a keeper's path, if it
-//! listens at one. A changed document is another memfd, so readers never see half of one.
+//! listens at one; id tells a keeper from all others, and a table's keeper is the id of the one
+//! whose memory it is, or "". A keeper that is loading has no tables yet. A changed document is
+//! another memfd, so readers never see half of one.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +23,9 @@
 #include "nlohmann/json.hpp"
 
 namespace engram {
+
+//! Now, as "since" has it.
+double seconds_since_1970();
 
 //! One table of this process, from its beginning to its end. Thread-safe.
 class RecordEntry {
@@ -34,10 +40,10 @@ class RecordEntry {
   int64_t id_ = 0;
 };
 
-//! While it lives, this process is a keeper, and its tables are there for others.
+//! While it lives, this process is a keeper, of tables that it loads or that are there for others.
 class KeeperRole {
  public:
-  KeeperRole(const std::string& name, const std::string& socket);
+  KeeperRole(const std::string& name, const std::string& socket, const std::string& id);
   ~KeeperRole();
   KeeperRole(const KeeperRole&) = delete;
   KeeperRole& operator=(const KeeperRole&) = delete;

@@ -122,8 +122,8 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
   }
   set_stop_role("keeper");
   Keeper keeper(name, socket);
-  const KeeperRole role(name, socket);
   TablesByName served;
+  const KeeperRole role(name, socket, keeper.id());  // ends before its tables are freed
   {
     const std::lock_guard loading(loading_mutex_);
     load(bindings, {.name = "keeper/" + name});

@@ -2,7 +2,6 @@
 #include "table/table_build.h"
 
 #include <algorithm>
-#include <chrono>
 #include <iterator>
 
 #include "cuda_support.h"
@@ -27,10 +26,6 @@ struct Held {
   std::shared_ptr<void> keeper;
   std::unique_ptr<RecordEntry> record;
 };
-
-double seconds_since_1970() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 std::unique_ptr<TableArray> take(ArrayBuild& array) {
   if (array.host) return std::move(array.host);
@@ -142,12 +137,12 @@ TableVote TableBuild::vote(const Seat& seat) const {
   vote.same = {{"layer", std::to_string(info_.layer)},
                {"fingerprint", info_.fingerprint},
                {"content id", info_.content_id},
-               {"verify", options_.verify ? "true" : "false"},
                {"rows", std::to_string(info_.num_rows)},
                {"head_dim", std::to_string(info_.head_dim)},
                {"placement", placement_name(options_.placement)},
                {"scales", placement_name(options_.scales)},
                {"heads", options_.heads ? "true" : "false"},
+               {"verify", options_.verify ? "true" : "false"},
                {"memory", options_.keeper    ? "keeper"
                           : !options_.memory ? "any"
                                              : memory_kind_name(*options_.memory)},
@@ -281,7 +276,8 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
            {"placement", placement_name(options_.placement)},
            {"bytes", history.num_bytes},
            {"huge_bytes", history.huge_bytes},
-           {"since", history.since}});
+           {"since", history.since},
+           {"keeper", kept_ ? kept_->id : ""}});
   return std::make_shared<const Table>(
       std::move(options_), std::move(info_), std::move(history), take(arrays_[0]), take(arrays_[1]),
       std::move(held), disk, std::move(hot), disk ? std::make_shared<DiskLanes>() : nullptr);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tables status`: who holds tables that others share."""
+"""`tables status`: who holds tables, and in which memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from datetime import datetime
 from ...holders import Holder, find_holders
 from .. import console
 
-SUMMARY = "which processes hold tables that others share"
-DESCRIPTION = "Say which of this user's processes hold tables that others share."
+SUMMARY = "which processes hold tables"
+DESCRIPTION = "Say which of this user's processes hold tables, and in which memory."
 EXAMPLE = "trtllm-engram tables status --json"
 
 
@@ -25,22 +25,18 @@ def run(args: argparse.Namespace) -> int:
         console.print_json({"holders": [asdict(one) for one in holders]})
         return 0
     if not holders:
-        console.stdout().print("no shared tables")
+        console.stdout().print("no tables")
         return 0
-    rows = [
-        (
-            _who(holder),
-            holder.pid,
-            table.name,
-            console.human_bytes(table.num_bytes),
-            table.kind,
-            f"{table.huge_bytes / max(1, table.num_bytes):.0%}",
-            table.placement,
-            datetime.fromtimestamp(holder.since).isoformat(" ", "seconds"),
-        )
-        for holder in holders
-        for table in holder.tables
-    ]
+    rows = []
+    for holder in holders:
+        since = datetime.fromtimestamp(holder.since).isoformat(" ", "seconds")
+        if not holder.tables:
+            rows.append((_who(holder), holder.pid, "loading", "", "", "", "", since))
+        for table in holder.tables:
+            share = f"{table.huge_bytes / max(1, table.num_bytes):.0%}"
+            size = console.human_bytes(table.num_bytes)
+            where = (table.kind, share, table.placement)
+            rows.append((_who(holder), holder.pid, table.name, size, *where, since))
     headings = ("who", ">pid", "table", ">bytes", "memory", ">2 MiB pages", "placement", "since")
     console.print_table(headings, rows)
     return 0

@@ -29,14 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     keeper = stop_keeper(args.name, args.timeout)
     others = [
-        holder
-        for holder in find_holders()
-        if {one.content_id for one in holder.tables} & {one.content_id for one in keeper.tables}
+        holder for holder in find_holders() if keeper.id in {one.keeper for one in holder.tables}
     ]
     if args.json:
         holders = [asdict(one) for one in others]
         console.print_json({"stopped": asdict(keeper), "still_held_by": holders})
     else:
-        kept = f"; {len(others)} others hold the same tables" if others else ""
+        kept = f"; {len(others)} others hold its tables" if others else ""
         console.stdout().print(f"stopped keeper {keeper.name}, pid {keeper.pid}{kept}")
     return 0
