@@ -174,9 +174,4 @@ void Registration::swap(Registration& other) noexcept {
   std::swap(owner_, other.owner_);
 }
 
-int64_t Registration::piece_end(int64_t offset) const {
-  const auto end = std::upper_bound(ends_.begin(), ends_.end(), offset);
-  return end == ends_.end() ? offset : *end;
-}
-
 }  // namespace engram

@@ -41,12 +41,9 @@ class Registration {
   ~Registration();
 
   //! Where kernels of `device` read the memory's first byte; the rest follows without a gap, over
-  //! all pieces. Any device of this process, but for kCumem. Thread-safe. Throws Error.
+  //! all pieces. Any device of this process, but for kCumem. Thread-safe. Throws Error. NOTE: a
+  //! kernel reads across pieces; one copy (cudaMemcpy*) must not, for it takes one registration.
   const uint8_t* on_device(int device) const;
-
-  //! End of the piece that holds byte `offset` of the memory. A kernel reads across pieces; NOTE:
-  //! one copy (cudaMemcpy*) must not, for it takes one registration.
-  int64_t piece_end(int64_t offset) const;
 
   double seconds() const { return seconds_; }  //!< that the registration took
 
