@@ -89,6 +89,7 @@ def test_the_server_understands_the_tensorrt_form(server, store, folder, options
     text = re.sub(r".*(gpus|profile|default_model_filename): .*\n", "", text)
     config.write_text(text)
     (config.parent / "1/model.py").write_text("class TritonPythonModel:\n    pass\n")
+    (config.parent / "batchstrategy.so").unlink(missing_ok=True)  # it would bind tables
     connection = server.connect("http")
     connection.load_model(name)
     understood = connection.get_model_config(name)
