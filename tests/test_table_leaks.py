@@ -23,10 +23,11 @@ def test_attach_cycles_leak_nothing(node, store, tmp_path):
     """Neither here nor in the keeper."""
     keeper = Keeper(node, tmp_path, store)
     keeper.is_ready()
+    names, held = node.look(), keeper_descriptors(keeper)  # while nobody is connected
     process = node.ranks(1)[0]
     toml = attaching(tmp_path, store, keeper, size=1, layers=(1, 5)).toml(0)
     process.do("cycles", toml=toml, count=1)
-    names, before, held = node.look(), process.do("snapshot"), keeper_descriptors(keeper)
+    before = process.do("snapshot")
     process.do("cycles", toml=toml, count=CYCLES)
     process.holds(before)
     node.settles(names)
