@@ -73,6 +73,7 @@ class Engine:
         with current_device(device), told(where) as failure:
             self._runtime = failure.check(trt.Runtime(tensorrt_logger()))
             register(trt)
+        # Apart: to register what is registered is an error line of TensorRT's, and names a plugin.
         with current_device(device), told(where) as failure:
             # Plans with the lean runtime would bring code along; ours exclude it.
             self.cuda_engine = failure.check(self._runtime.deserialize_cuda_engine(content))

@@ -12,7 +12,6 @@
 
 #include "engram/ops.h"
 #include "fake_gpus.h"
-#include "ops/row_runs.h"
 
 using Work = std::function<void()>;
 
@@ -204,17 +203,6 @@ namespace engram {
 
 cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
   return enqueue(stream, [args] { lookup_cpu(args, 1); });
-}
-cudaError_t lookup_hot(const engram_lookup_args&, bool, cudaStream_t) {
-  return cudaErrorNotSupported;
-}
-cudaError_t make_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&,
-                      cudaStream_t) {
-  return cudaErrorNotSupported;
-}
-cudaError_t read_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&, int,
-                      cudaStream_t) {
-  return cudaErrorNotSupported;
 }
 
 }  // namespace engram

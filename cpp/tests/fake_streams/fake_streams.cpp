@@ -12,7 +12,6 @@
 #include "engram/error.h"
 #include "engram/ops.h"
 #include "guard.h"
-#include "ops/row_runs.h"
 #include "table/gpu_memory.h"
 
 namespace {
@@ -249,17 +248,6 @@ cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
   last = {last.number + 1, args.values};
   stream->point.gathers.insert(last.number);
   return cudaSuccess;
-}
-cudaError_t lookup_hot(const engram_lookup_args&, bool, cudaStream_t) {
-  return cudaErrorNotSupported;
-}
-cudaError_t make_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&,
-                      cudaStream_t) {
-  return cudaErrorNotSupported;
-}
-cudaError_t read_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&, int,
-                      cudaStream_t) {
-  return cudaErrorNotSupported;
 }
 cudaError_t hash_cuda(const engram_hash_args&, uint64_t*, cudaStream_t) {
   return cudaErrorNotSupported;
