@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,15 @@ def test_an_entry_for_each_rival_and_target():
         gpu.EMPTY: (3.0, 1.333, True),
     }
     assert all(one["T"] == 64 and one["machine"] == "a GPU" for one in entries)
+
+
+def test_a_copy_of_as_many_bytes_is_no_rival():
+    """It is the least that such a size takes, where GPU memory is the bound."""
+    one = result("gate", ours=4.0, vLLM=10.0)
+    (entry,) = report.entries([one], ABOUT)
+    assert entry["copy_us"] is None
+    (entry,) = report.entries([replace(one, copy=gpu.Timing(3.5, 3.4, 3.6))], ABOUT)
+    assert (entry["copy_us"], entry["rival"]) == (3.5, "vLLM")
 
 
 def test_without_rivals_there_is_no_rival_column():

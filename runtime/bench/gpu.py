@@ -4,7 +4,8 @@
 The L2 is emptied before each replay: 256 MiB are written, then another 256 MiB read, so that no
 dirty line is left to be written back during the measurement. Ceilings (an empty kernel's node, the
 node of a kernel that reads one cold value and writes it, or one that another value says where it
-is, the rate of a reduction and of a copy) are measured in the same run and in the same way.
+is, the rate of a reduction and of a copy) are measured in the same run and in the same way, and
+beside each case a plain copy that reads and writes as many bytes in all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..devices import require_gpu
 TOKENS = (1, 8, 64, 256, 1024, 8192)
 OURS = "ours"
 EMPTY = "empty node"  # what a target of `over_us` is measured against
+_COPY = "copy"
 
 _FLUSH_FLOATS = 1 << 26  # 256 MiB
 _CEILING_FLOATS = 1 << 30
@@ -88,6 +90,8 @@ class Case:
     read_rates: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # that go with the times, for JSON
     note: str = ""  # the same, for readers
+    # Called with the turn before each replay: puts other inputs of the same kind in place.
+    refresh: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class Result:
     case: Case
     timings: Mapping[str, Timing]
     ceilings: Ceilings = field(repr=False)
+    copy: Timing | None = None  # of as many bytes, where GPU memory is the bound
 
     @property
     def rate(self) -> float:
@@ -148,9 +153,18 @@ class Bench:
         for case in cases:
             for name, contender in case.contenders.items():
                 case.check(name, contender())
-            yield Result(case, self.time(case.contenders), self.ceilings)
+            contenders = dict(case.contenders)
+            if not case.read_rates:
+                contenders[_COPY] = self._copy_of(case.num_bytes)
+            timings = self.time(contenders, case.refresh)
+            copy = timings.pop(_COPY, None)
+            yield Result(case, timings, self.ceilings, copy)
 
-    def time(self, contenders: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
+    def time(
+        self,
+        contenders: Mapping[str, Callable[[], Any]],
+        refresh: Callable[[int], None] | None = None,
+    ) -> dict[str, Timing]:
         """Graph replays in turns, so that clocks and temperature are the same for all."""
         torch = self._torch
         graphs = {name: self._capture(contender) for name, contender in contenders.items()}
@@ -158,6 +172,8 @@ class Bench:
         for turn in range(_WARM_UP_TURNS + self._turns):
             for name, graph in graphs.items():
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                if refresh:
+                    refresh(turn)
                 self._empty_l2()
                 start.record()
                 graph.replay()
@@ -209,6 +225,12 @@ class Bench:
             read_rate=num_bytes / timings["read"].median * 1e6,
             copy_rate=2 * num_bytes / timings["copy"].median * 1e6,
         )
+
+    def _copy_of(self, num_bytes: int) -> Callable[[], Any]:
+        """Half of the bytes are read, half written."""
+        source = self._empty(max(1, num_bytes // 8)).fill_(1.0)
+        target = self._torch.empty_like(source)
+        return lambda: self._torch.neg(source, out=target)
 
     def _empty(self, num_floats: int) -> Any:
         return self._torch.empty(num_floats, dtype=self._torch.float32, device="cuda")

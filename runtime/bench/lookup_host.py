@@ -3,6 +3,7 @@
 
 The table is filled by the formula of `synthesize`, so that rows are known without it; ours has its
 scales in GPU memory, the rival reads values and scales in host memory, as it does in its engine.
+Each replay reads other rows: of few tokens' the GPU would else still know the pages.
 Ceilings are the copy engine's rate and that of a kernel which reads host memory from end to end.
 """
 
@@ -57,8 +58,23 @@ def cases(
             ids = uniform_ids(layout, count, np.random.default_rng(count))
             expected = made_up_rows(config, LAYER, ids[:CHECKED_TOKENS], SEED)
             put = torch.tensor(ids, device="cuda")
+            refresh = _fresh_ids(layout, put)
             for case in _of_ids(put, table, rivals, explain, expected):
-                yield replace(case, read_rates=rates)
+                put.copy_(torch.from_numpy(ids))
+                yield replace(case, read_rates=rates, refresh=refresh)
+
+
+def _fresh_ids(layout: EngramLayout, ids: Any) -> Callable[[int], None]:
+    """Overwrites ids [T, C] by as uniform ones, each of its column's rows, on torch's stream."""
+    torch = load_torch()
+    columns = (layout.primes[0].ravel(), layout.offsets[0])
+    sizes, offsets = (torch.tensor(each, dtype=torch.int64, device="cuda") for each in columns)
+
+    def refresh(_turn: int) -> None:
+        rows = torch.rand(ids.shape, dtype=torch.float64, device="cuda").mul_(sizes)
+        ids.copy_(rows.to(torch.int64).add_(offsets))
+
+    return refresh
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 """Rows of a table in host memory that texts read, the most read of other texts kept by the GPU.
 
 Token ids are those of the usual tokenizer, row ids the hash's, in a table that the formula fills as
-in lookup_host. The hot rows are counted in texts that are not measured; beside ours stands the same
-lookup without them, and the rival, which has none.
+in lookup_host. Each turn reads the text's next piece, as a server would. The hot rows are counted
+in texts that are not measured; beside ours stands the same lookup without them, and the rival,
+which has none.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from .made_up_rows import made_up_rows
 from .rivals import VLLM, Rivals
 
 _GIB = 1 << 30
+_MAX_PIECES = 64
 _COLD = "no hot rows"
 
 
@@ -77,13 +79,22 @@ def cases(
         rates = measure_rates(table.values)
         for path, text in measured.items():
             for count in tokens:
-                ids = hashed.ids(text[:count])
+                pieces = [hashed.ids(piece) for piece in _pieces(text, count)]
+                ids = pieces[0]
                 expected = made_up_rows(config, LAYER, ids[:CHECKED_TOKENS], SEED)
-                case = _case(f"text {path.stem}", ids, table, rivals, expected)
+                case = _case(f"text {path.stem}", pieces, table, rivals, expected)
                 share = _hot_share(tables, ids)
                 yield replace(
-                    case, read_rates=rates, facts={"hot_share": share}, note=f"{share:.0%} hot"
+                    case,
+                    read_rates=rates,
+                    facts={**case.facts, "hot_share": share},
+                    note=f"{share:.0%} hot",
                 )
+
+
+def _pieces(text: npt.NDArray[np.int32], num_tokens: int) -> Iterator[npt.NDArray[np.int32]]:
+    for index in range(min(text.size // num_tokens, _MAX_PIECES)):
+        yield text[index * num_tokens :][:num_tokens]
 
 
 class Hashed:
@@ -116,11 +127,17 @@ class Hashed:
 
 
 def _case(
-    row: str, ids: npt.NDArray[np.int32], table: HostTable, rivals: Rivals | None, expected: Any
+    row: str,
+    pieces: Sequence[npt.NDArray[np.int32]],
+    table: HostTable,
+    rivals: Rivals | None,
+    expected: Any,
 ) -> Case:
+    """Of the first piece to begin with, then of each in turn."""
     torch = load_torch()
-    put = torch.tensor(ids, device="cuda")
-    num_tokens = len(ids)
+    put_pieces = [torch.tensor(ids, device="cuda") for ids in pieces]
+    put = put_pieces[0].clone()
+    num_tokens = len(put)
     first, others = (
         torch.zeros((num_tokens, COLUMNS * HEAD_DIM), dtype=torch.bfloat16, device="cuda")
         for _ in range(2)
@@ -131,7 +148,20 @@ def _case(
     row = f"host lookup to BF16, {row}"
     check = bf16_check(row, expected, first, others)
     targets = [Target(VLLM, ratio=1 / 6)] if num_tokens == 8192 else []
-    return Case(row, num_tokens, ids.size * packed_row_bytes(HEAD_DIM), contenders, check, targets)
+
+    def refresh(turn: int) -> None:
+        put.copy_(put_pieces[turn % len(put_pieces)])
+
+    return Case(
+        row,
+        num_tokens,
+        put.numel() * packed_row_bytes(HEAD_DIM),
+        contenders,
+        check,
+        targets,
+        facts={"pieces": len(pieces)},
+        refresh=refresh,
+    )
 
 
 def _hot_share(tables: Tables, ids: npt.NDArray[np.int32]) -> float:

@@ -89,6 +89,7 @@ def _entries(result: Result) -> list[Entry]:
         "copy_ceiling_gb_s": round(result.ceilings.copy_rate / 1e9),
         "share": round(result.share, 3),
         "cold_reads_us": _round(result.cold_reads_us),
+        "copy_us": _round(result.copy.median) if result.copy else None,
         "rival": None,
         "rival_us": None,
         "ratio": None,

@@ -219,6 +219,7 @@ def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[st
         ),
         ("read rate", f"{console.human_bytes(ceilings.read_rate)}/s (share is of this)"),
         ("copy rate", f"{console.human_bytes(ceilings.copy_rate)}/s, read and written"),
+        ("copy", "us that a copy takes which reads and writes as many bytes in all"),
     ]
     rates = {name: rate for one in results for name, rate in one.case.read_rates.items()}
     shares = (f"{console.human_bytes(rate)}/s from host memory" for rate in rates.values())
@@ -227,7 +228,7 @@ def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[st
     for row, group in groupby(results, key=lambda result: result.case.row):
         of_row = list(group)
         rivals = [name for name in of_row[0].timings if name != gpu.OURS]
-        headings = [row, ">us", ">p10", ">p90", ">rate", ">share"]
+        headings = [row, ">us", ">p10", ">p90", ">rate", ">share", ">copy"]
         for name in rivals:
             headings += [f">{name}", ">ratio"]
         out.print()
@@ -240,6 +241,7 @@ def _gpu_line(result: gpu.Result, rivals: list[str]) -> list[object]:
     line: list[object] = [f"T = {result.case.num_tokens}"]
     line += [f"{time:.1f}" for time in (ours.median, ours.p10, ours.p90)]
     line += [f"{console.human_bytes(result.rate)}/s", f"{result.share:.0%}"]
+    line += [f"{result.copy.median:.1f}" if result.copy else ""]
     for name in rivals:
         rival_us = result.timings[name].median
         line += [f"{rival_us:.1f}", f"{ours.median / rival_us:.2f}"]
