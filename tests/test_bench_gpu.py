@@ -18,7 +18,7 @@ from trtllm_engram.runtime.bench import GPU_BENCHES, gpu, lookup_text, report
 from trtllm_engram.runtime.cli import main
 
 EMPTY, ONE, TWO = (gpu.Timing(us, us - 0.1, us + 0.1) for us in (3.0, 3.9, 4.5))
-CEILINGS = gpu.Ceilings(EMPTY, {1: ONE, 2: TWO}, 4.0e12, 4.1e12)
+CEILINGS = gpu.Ceilings(EMPTY, {1: ONE, 2: TWO}, 4.0e12, 4.1e12, 4.0e14)
 ABOUT = {"machine": "a GPU", "driver": "1.2", "command": "trtllm-engram bench lookup"}
 
 
@@ -67,8 +67,17 @@ def test_a_copy_of_as_many_bytes_is_no_rival():
     one = result("gate", ours=4.0, vLLM=10.0)
     (entry,) = report.entries([one], ABOUT)
     assert entry["copy_us"] is None
-    (entry,) = report.entries([replace(one, copy=gpu.Timing(3.5, 3.4, 3.6))], ABOUT)
+    (entry,) = report.entries([replace(one, copy_us=3.5)], ABOUT)
     assert (entry["copy_us"], entry["rival"]) == (3.5, "vLLM")
+
+
+def test_what_products_take_at_cublas_rate():
+    one = result("projection", ours=130.0)
+    (entry,) = report.entries([one], ABOUT)
+    assert entry["products_us"] is None
+    multiplied = replace(one, case=replace(one.case, num_products=256 * 6144 * 25600))
+    (entry,) = report.entries([multiplied], ABOUT)
+    assert entry["products_us"] == 100.66
 
 
 def test_without_rivals_there_is_no_rival_column():

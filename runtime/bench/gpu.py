@@ -4,8 +4,9 @@
 The L2 is emptied before each replay: 256 MiB are written, then another 256 MiB read, so that no
 dirty line is left to be written back during the measurement. Ceilings (an empty kernel's node, the
 node of a kernel that reads one cold value and writes it, or one that another value says where it
-is, the rate of a reduction and of a copy) are measured in the same run and in the same way, and
-beside each case a plain copy that reads and writes as many bytes in all.
+is, the rates of a reduction, of a copy, and of cuBLAS's products of large BF16 matrices) are
+measured in the same run and in the same way, and beside each case a plain copy that reads and
+writes as many bytes in all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _COPY = "copy"
 
 _FLUSH_FLOATS = 1 << 26  # 256 MiB
 _CEILING_FLOATS = 1 << 30
+_CEILING_WIDTH = 8192  # of the matrices
 _WARM_UP_TURNS = 3
 _TURNS = 51
 _EVENT_TURNS = 5
@@ -86,6 +88,7 @@ class Case:
     check: Callable[[str, Any], None]
     targets: Sequence[Target] = ()
     depth: int = 1  # of reads that wait for each other: 2 where one says where the other is
+    num_products: int = 0  # of BF16, each with its addition, on tensor cores
     # Bytes a second of what bounds it, where that is not the GPU's memory; shares are of the first.
     read_rates: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # that go with the times, for JSON
@@ -100,6 +103,7 @@ class Ceilings:
     cold_reads: Mapping[int, Timing]  # by how many wait for each other
     read_rate: float  # bytes a second
     copy_rate: float  # bytes read and written a second
+    product_rate: float  # of BF16, with their additions, a second
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Result:
     case: Case
     timings: Mapping[str, Timing]
     ceilings: Ceilings = field(repr=False)
-    copy: Timing | None = None  # of as many bytes, where GPU memory is the bound
+    copy_us: float | None = None  # of as many bytes, where GPU memory is the bound
 
     @property
     def rate(self) -> float:
@@ -128,6 +132,11 @@ class Result:
     def cold_reads_us(self) -> float:
         """A kernel that waits for as many reads and does nothing else."""
         return self.ceilings.cold_reads[self.case.depth].median
+
+    @property
+    def products_us(self) -> float | None:
+        """What its products take cuBLAS in a large matrix; None where it has none."""
+        return self.case.num_products / self.ceilings.product_rate * 1e6 or None
 
     def against_us(self, target: Target) -> float | None:
         """Time of what a target names; None where that was not measured."""
@@ -158,7 +167,7 @@ class Bench:
                 contenders[_COPY] = self._copy_of(case.num_bytes)
             timings = self.time(contenders, case.refresh)
             copy = timings.pop(_COPY, None)
-            yield Result(case, timings, self.ceilings, copy)
+            yield Result(case, timings, self.ceilings, copy.median if copy else None)
 
     def time(
         self,
@@ -209,6 +218,9 @@ class Bench:
         total = torch.empty_like(self._sum)
         value, place = source[:1], torch.zeros(1, dtype=torch.int64, device="cuda")
         written = torch.empty_like(value)
+        shape = (_CEILING_WIDTH, _CEILING_WIDTH)
+        left, right = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        product = torch.empty_like(left)
         timings = self.time(
             {
                 EMPTY: lambda: torch.cuda._sleep(0),
@@ -216,6 +228,7 @@ class Bench:
                 "2": lambda: torch.gather(value, 0, place, out=written),
                 "read": lambda: torch.sum(source, dim=0, out=total),
                 "copy": lambda: torch.neg(source, out=target),  # a kernel: copy_ is a memcpy node
+                "products": lambda: torch.mm(left, right, out=product),
             }
         )
         num_bytes = source.nbytes
@@ -224,6 +237,7 @@ class Bench:
             cold_reads={1: timings["1"], 2: timings["2"]},
             read_rate=num_bytes / timings["read"].median * 1e6,
             copy_rate=2 * num_bytes / timings["copy"].median * 1e6,
+            product_rate=_CEILING_WIDTH**3 / timings["products"].median * 1e6,
         )
 
     def _copy_of(self, num_bytes: int) -> Callable[[], Any]:

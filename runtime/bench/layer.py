@@ -189,7 +189,15 @@ def _of_size(
     def check_eager(name: str, out: Any) -> None:
         check(ROW, num_tokens, name, out, outs[0])
 
-    yield Case(ROW, num_tokens, num_bytes, contenders, check_eager, targets(num_tokens))
+    yield Case(
+        ROW,
+        num_tokens,
+        num_bytes,
+        contenders,
+        check_eager,
+        targets(num_tokens),
+        num_products=num_tokens * _IN * _OUT,
+    )
     if engine is None:
         return
     execution = engine.execution()

@@ -63,6 +63,7 @@ def _case(x: Any, weight: Any, layout: str, scale: Any, exact: Any) -> Case:
         },
         check=check,
         targets=[Target(_CUBLAS, ratio=ratio)],
+        num_products=num_tokens * _IN * _OUT,
     )
 
 

@@ -220,6 +220,8 @@ def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[st
         ("read rate", f"{console.human_bytes(ceilings.read_rate)}/s (share is of this)"),
         ("copy rate", f"{console.human_bytes(ceilings.copy_rate)}/s, read and written"),
         ("copy", "us that a copy takes which reads and writes as many bytes in all"),
+        ("product rate", f"{2 * ceilings.product_rate / 1e12:.0f} TFLOP/s, cuBLAS in BF16"),
+        ("products", "us that as many products take at that rate"),
     ]
     rates = {name: rate for one in results for name, rate in one.case.read_rates.items()}
     shares = (f"{console.human_bytes(rate)}/s from host memory" for rate in rates.values())
@@ -228,7 +230,8 @@ def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[st
     for row, group in groupby(results, key=lambda result: result.case.row):
         of_row = list(group)
         rivals = [name for name in of_row[0].timings if name != gpu.OURS]
-        headings = [row, ">us", ">p10", ">p90", ">rate", ">share", ">copy"]
+        headings = [row, ">us", ">p10", ">p90", ">rate", ">share"]
+        headings += [f">{name}" for name in _least(of_row[0])]
         for name in rivals:
             headings += [f">{name}", ">ratio"]
         out.print()
@@ -236,12 +239,18 @@ def _print_gpu(results: list[gpu.Result], ceilings: gpu.Ceilings, about: dict[st
         console.print_table((*headings, "target"), lines, out)
 
 
+def _least(result: gpu.Result) -> dict[str, float]:
+    """What a size takes at the least, in microseconds."""
+    least = {"copy": result.copy_us, "products": result.products_us}
+    return {name: us for name, us in least.items() if us is not None}
+
+
 def _gpu_line(result: gpu.Result, rivals: list[str]) -> list[object]:
     ours = result.timings[gpu.OURS]
     line: list[object] = [f"T = {result.case.num_tokens}"]
     line += [f"{time:.1f}" for time in (ours.median, ours.p10, ours.p90)]
     line += [f"{console.human_bytes(result.rate)}/s", f"{result.share:.0%}"]
-    line += [f"{result.copy.median:.1f}" if result.copy else ""]
+    line += [f"{us:.1f}" for us in _least(result).values()]
     for name in rivals:
         rival_us = result.timings[name].median
         line += [f"{rival_us:.1f}", f"{ours.median / rival_us:.2f}"]
