@@ -2,7 +2,9 @@
 """Engram on TensorRT tensors: one function per plugin, for any INetworkDefinition.
 
     ids, _ = network.hash_ids(net, layout, token_map, token_ids, positions, cu_seqlens)
-    rows = network.lookup(net, ids, table="engram_1", fingerprint=..., layer=1, head_dim=256)
+    rows = network.lookup(
+        net, ids, table="engram_1", fingerprint=..., layer=1, layer_idx=0, head_dim=256
+    )
     kv = network.project(net, rows, weight, scale)
     out = network.gate(net, hidden, kv, q_weight, k_weight, eps)
 
@@ -21,6 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from trtllm_engram.builder import nodes
+from trtllm_engram.builder.dtypes import TENSORRT
 from trtllm_engram.builder.layout import EngramLayout
 from trtllm_engram.builder.nodes import Host, Node, TableNames
 from trtllm_engram.builder.tensorrt_log import told
@@ -33,16 +36,6 @@ if TYPE_CHECKING:
 Network = Any  # tensorrt.INetworkDefinition
 ITensor = Any
 
-# numpy's name (ml_dtypes' included) to TensorRT's.
-DATA_TYPES = {
-    "bfloat16": "BF16",
-    "float16": "HALF",
-    "float32": "FLOAT",
-    "float8_e4m3fn": "FP8",
-    "int32": "INT32",
-    "int64": "INT64",
-    "bool": "BOOL",
-}
 _FP8_MAX = 448.0
 # What TensorRT reads when it builds.
 _constants_by_address: weakref.WeakKeyDictionary[Network, dict[int, Host]] = (
@@ -309,7 +302,7 @@ def constant(network: Network, array: Host) -> ITensor:
     """A constant of the array's own type."""
     trt = import_tensorrt()
     array = _keep(network, np.require(array, requirements=["C_CONTIGUOUS", "ALIGNED"]))
-    dtype = getattr(trt.DataType, DATA_TYPES[array.dtype.name])
+    dtype = getattr(trt.DataType, TENSORRT[array.dtype.name])
     # By address: numpy's own BF16 and FP8 are unknown to the bindings.
     weights = trt.Weights(dtype, array.ctypes.data, array.size)
     return network.add_constant(array.shape, weights).get_output(0)
@@ -319,7 +312,7 @@ def add_input(network: Network, name: str, dtype: str, dims: Sequence[int | str]
     """A network input; a dimension given by name is dynamic, equal names are equal sizes."""
     trt = import_tensorrt()
     shape = [-1 if isinstance(size, str) else size for size in dims]
-    tensor = network.add_input(name, getattr(trt.DataType, DATA_TYPES[dtype]), shape)
+    tensor = network.add_input(name, getattr(trt.DataType, TENSORRT[dtype]), shape)
     for index, size in enumerate(dims):
         if isinstance(size, str):
             tensor.set_dimension_name(index, size)

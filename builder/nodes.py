@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Tensor = Any
 Host = npt.NDArray[Any]
 
-_WORD_BYTES = 4  # TensorRT has no type for raw bytes: plugins take them as INT32 words
+WORD_BYTES = 4  # TensorRT has no type for raw bytes: plugins take them as INT32 words
 
 
 class Weights(Protocol):
@@ -138,24 +138,22 @@ def paged_hash_node(
     return Node("EngramHash", inputs, fields, outputs)
 
 
-class _Names(TypedDict):
-    table: str
-    fingerprint: str
-    layer: int
-    head_dim: int
-
-
-class TableNames(_Names, total=False):
+class TableNames(TypedDict):
     """Which table a lookup reads, and by which ids.
 
     table: the name that the process binds at run time (runtime.tables).
     fingerprint: of the layout: manifest.fingerprint of the store.
     layer: the model's number of the layer whose table it must be.
+    layer_idx: of the ids [T, L, C], the layer's: config.layer_ids.index(layer), unless a network
+        has cut the ids itself.
     head_dim: values of a row.
-    layer_idx: of the ids [T, L, C], the layer's; 0 unless given.
     """
 
+    table: str
+    fingerprint: str
+    layer: int
     layer_idx: int
+    head_dim: int
 
 
 def lookup_node(
@@ -169,12 +167,7 @@ def lookup_node(
     """BF16 [T, C*D]; or with `output` mxfp8_linear or mxfp8_128x4 the values, as FP8 or as INT32
     words, and the scales as INT32 words. `prefetched`: the outputs of a prefetch_node of the same
     ids and fields, which the lookup then waits for."""
-    fields: dict[str, Any] = {
-        **names,
-        "layer_idx": names.get("layer_idx", 0),
-        "output": output,
-        "values": values,
-    }
+    fields: dict[str, Any] = {**names, "output": output, "values": values}
     outputs = ("rows",) if output == "bf16" else ("values", "scales")
     inputs = {"hash_ids": hash_ids}
     if prefetched:
@@ -271,7 +264,7 @@ def _present(inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 def words(data: Host) -> npt.NDArray[np.int32]:
     """Bytes [..., n] as words [..., ceil(n/4)], in memory order."""
-    missing = -data.shape[-1] % _WORD_BYTES
+    missing = -data.shape[-1] % WORD_BYTES
     if missing:
         data = np.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, missing)])
     return np.ascontiguousarray(data).view(np.int32)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_engram.builder import nodes
+from trtllm_engram.builder.dtypes import ONNX
 from trtllm_engram.builder.files import write_aside, write_at
 from trtllm_engram.builder.layers import ModelStore, engram_layers
 from trtllm_engram.builder.model import ModelOptions, add_model
@@ -37,14 +38,6 @@ _PRODUCER = "trtllm-engram"
 _MOST_INLINE_BYTES = 1 << 31  # of a protobuf message
 _EXTERNAL_FROM_BYTES = 1024
 _ALIGNMENT = 4096
-
-_DTYPES = {
-    "bfloat16": "BFLOAT16",
-    "float16": "FLOAT16",
-    "float32": "FLOAT",
-    "int32": "INT32",
-    "int64": "INT64",
-}
 
 
 def export(
@@ -164,11 +157,11 @@ class OnnxGraph:
         return made
 
     def _value(self, name: str, dtype: str, dims: Sequence[int | str]) -> Any:
-        kind = getattr(self._onnx.TensorProto, _DTYPES[dtype])
+        kind = getattr(self._onnx.TensorProto, ONNX[dtype])
         return self._onnx.helper.make_tensor_value_info(name, kind, list(dims))
 
     def _inline(self, name: str, array: Host) -> Any:
-        kind = getattr(self._onnx.TensorProto, _DTYPES[array.dtype.name])
+        kind = getattr(self._onnx.TensorProto, ONNX[array.dtype.name])
         return self._onnx.TensorProto(
             name=name, data_type=kind, dims=array.shape, raw_data=array.tobytes()
         )
@@ -193,7 +186,7 @@ class OnnxGraph:
     def _external(self, name: str, array: Host, location: str, offset: int) -> Any:
         proto = self._onnx.TensorProto
         tensor = proto(name=name, dims=array.shape, data_location=proto.EXTERNAL)
-        tensor.data_type = getattr(proto, _DTYPES[array.dtype.name])
+        tensor.data_type = getattr(proto, ONNX[array.dtype.name])
         place = {"location": location, "offset": offset, "length": array.nbytes}
         for key, value in place.items():
             tensor.external_data.add(key=key, value=str(value))

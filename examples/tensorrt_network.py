@@ -37,9 +37,11 @@ with tempfile.TemporaryDirectory() as folder:
     boundaries = network.add_input(net, "cu_seqlens", "int32", ("boundaries",))
     hidden = network.add_input(net, "hidden", "bfloat16", ("tokens", *residual))
     ids = network.hash_ids(net, store.layout, store.token_map, token_ids, positions, boundaries).ids
-    table = {"table": table_name(LAYER), "fingerprint": store.manifest.fingerprint, "layer": LAYER}
+    table = {"table": table_name(LAYER), "fingerprint": store.manifest.fingerprint}
+    place = {"layer": LAYER, "layer_idx": config.layer_ids.index(LAYER)}
     sizes = {"head_dim": config.head_dim, "eps": config.rms_norm_eps, "capability": gpu}
-    out = network.engram_layer(net, ids, hidden, store.weights(LAYER), **table, **sizes)
+    names = {**table, **place, **sizes}
+    out = network.engram_layer(net, ids, hidden, store.weights(LAYER), **names)
     network.mark_output(net, "out", out)
     most = {"token_ids": (MAX_TOKENS,), "positions": (MAX_TOKENS,), "cu_seqlens": (2,)}
     most["hidden"] = (MAX_TOKENS, *residual)

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from trtllm_engram.builder.dtypes import TENSORRT
 from trtllm_engram.builder.files import reading
-from trtllm_engram.builder.network import DATA_TYPES
 from trtllm_engram.builder.tensorrt_log import tensorrt_logger, told
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.plugins.registration import import_tensorrt, register
@@ -81,7 +81,7 @@ class Engine:
         self.num_profiles: int = self.cuda_engine.num_optimization_profiles
         self.inputs: dict[str, TensorInfo] = {}
         self.outputs: dict[str, TensorInfo] = {}
-        names = {getattr(trt.DataType, name): dtype for dtype, name in DATA_TYPES.items()}
+        names = {getattr(trt.DataType, name): dtype for dtype, name in TENSORRT.items()}
         for index in range(self.cuda_engine.num_io_tensors):
             name = self.cuda_engine.get_tensor_name(index)
             shape = tuple(
@@ -89,7 +89,7 @@ class Engine:
             )
             dtype = self.cuda_engine.get_tensor_dtype(name)
             if dtype not in names:
-                known = ", ".join(DATA_TYPES.values())
+                known = ", ".join(TENSORRT.values())
                 raise EngramError(f"{where}: {name}: expected a type of {known}, found {dtype}")
             info = TensorInfo(names[dtype], shape)
             is_input = self.cuda_engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT

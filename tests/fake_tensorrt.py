@@ -13,21 +13,15 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import reference
 from paged_kv import UNUSED_BLOCK
 
+from trtllm_engram.builder.dtypes import TENSORRT, numpy_dtype
 from trtllm_engram.plugins.registration import plugin_fields
 from trtllm_engram.runtime import ops
 
-TYPES = {
-    "FLOAT": np.float32,
-    "HALF": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-}
+TYPES = {theirs: numpy_dtype(ours) for ours, theirs in TENSORRT.items()}
 
 
 @dataclass
@@ -37,6 +31,10 @@ class Tensor:
     shape: tuple[int, ...]
     value: Callable[[dict[int, np.ndarray]], np.ndarray]
     sizes: tuple[int, ...] = ()  # of a shape tensor: the shape that it holds, -1 where unknown
+
+    def set_dimension_name(self, index: int, name: str) -> None:
+        assert self.shape[index] == -1
+        assert name
 
     def evaluate(self, known: dict[int, np.ndarray]) -> np.ndarray:
         if id(self) not in known:
@@ -181,7 +179,7 @@ class Weights:
     size: int
 
     def array(self) -> np.ndarray:
-        dtype = np.dtype(TYPES[self.dtype])
+        dtype = TYPES[self.dtype]
         return np.frombuffer(ctypes.string_at(self.address, self.size * dtype.itemsize), dtype)
 
 
@@ -268,9 +266,19 @@ def lookup_plugin(fields: Any, ids: Tensor) -> Any:
         assert (fields["fingerprint"], fields["layer"]) == (store.manifest.fingerprint, layer)
         table = store.table(layer)
         columns = np.ascontiguousarray(ids[:, fields["layer_idx"]])
-        return (ops.lookup(table.values, table.scales, columns),)
+        if fields["output"] == "bf16":
+            return (ops.lookup(table.values, table.scales, columns),)
+        order = fields["output"].removeprefix("mxfp8_")
+        packed = ops.lookup_mxfp8(table.values, table.scales, columns, scale_order=order)
+        return tuple(array.view(np.int32) for array in packed)
 
-    return run, [("BF16", (ids.shape[0], ids.shape[2] * fields["head_dim"]))]
+    num_values = ids.shape[2] * fields["head_dim"]
+    if fields["output"] == "bf16":
+        return run, [("BF16", (ids.shape[0], num_values))]
+    assert fields["values"] == "words"
+    linear = fields["output"] == "mxfp8_linear"
+    scales = (ids.shape[0], num_values // 128) if linear else (-1,)
+    return run, [("INT32", (ids.shape[0], num_values // 4)), ("INT32", scales)]
 
 
 def project_plugin(fields: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Any:
@@ -326,7 +334,7 @@ class Registry:
 def make() -> types.ModuleType:
     module: Any = types.ModuleType("tensorrt")
     registry = Registry()
-    kinds = {name: name for name in (*TYPES, "INT8", "FP8", "BOOL")}
+    kinds = {name: name for name in (*TYPES, "INT8")}
     module.__version__ = "10.6.0"
     module.DataType = SimpleNamespace(**kinds)
     module.SampleMode = SimpleNamespace(FILL="FILL")

@@ -19,10 +19,11 @@ from typing import Any
 from trtllm_engram.plugins import library_path, registration
 from trtllm_engram.plugins.errors import EngramError, InputError
 
+_ROWS = {"table": "engram.1", "fingerprint": "a" * 64, "layer": 1, "layer_idx": 0, "head_dim": 256}
 RIGHT: dict[str, dict[str, Any]] = {
     "EngramHash": {"pad_token_id": 2, "history": "explicit"},
-    "EngramLookup": {"table": "engram.1", "fingerprint": "a" * 64, "layer": 1, "head_dim": 256},
-    "EngramPrefetch": {"table": "engram.1", "fingerprint": "a" * 64, "layer": 1, "head_dim": 256},
+    "EngramLookup": _ROWS,
+    "EngramPrefetch": _ROWS,
     "EngramProject": {"weight_layout": "row_major"},
     "EngramGate": {"eps": 1e-6},
 }

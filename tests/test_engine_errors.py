@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What building and engines refuse, and how they say it; progress, interruption, timing cache."""
+"""What building and engines refuse, and how they say it."""
 
 import contextlib
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from engine_cases import MAX_TOKENS, build_plan, check, feed_of
-from engines import V4_COLUMNS, on_gpu, small_store
+from engines import V4_COLUMNS, on_gpu, run_network, small_store
+from fake_engine import FakeEngine, use_fake_tensorrt
 
 from trtllm_engram.builder.layers import EngramLayer
 from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import Tables
+from trtllm_engram.runtime.engine_session import EngineSession
+from trtllm_engram.runtime.hidden import SeededHidden
 
 pytest_plugins = "engine_fixtures"
 
@@ -100,7 +102,7 @@ def test_a_type_without_arrays_is_told(monkeypatch, dtype):
     )
     trt = SimpleNamespace(
         Runtime=lambda _logger: SimpleNamespace(deserialize_cuda_engine=lambda _content: plan),
-        DataType=SimpleNamespace(**{name: name for name in engine.DATA_TYPES.values()}),
+        DataType=SimpleNamespace(**{name: name for name in engine.TENSORRT.values()}),
         TensorIOMode=SimpleNamespace(INPUT="INPUT"),
     )
     monkeypatch.setattr(engine, "require_gpu", lambda _what: None)
@@ -114,24 +116,18 @@ def test_a_type_without_arrays_is_told(monkeypatch, dtype):
         engine.Engine(b"")
 
 
-def test_text_for_an_engine_is_checked(store):
+def test_text_for_an_engine_is_checked(store, monkeypatch):
     """On the host: what a kernel finds wrong would be a failure at run time, not bad input."""
-    from trtllm_engram.runtime.engine import TensorInfo
-    from trtllm_engram.runtime.engine_session import EngineSession
-    from trtllm_engram.runtime.hidden import SeededHidden
-
-    config = store.config
-    residual = TensorInfo("bfloat16", (None, config.hc_mult, config.hidden_size))
-    names = map(hidden_name, config.layer_ids)
-    inputs = {"token_ids": TensorInfo("int32", (None,)), **dict.fromkeys(names, residual)}
-    outputs = dict.fromkeys(map(hidden_out_name, config.layer_ids), residual)
-    session = EngineSession(SimpleNamespace(device=0, inputs=inputs, outputs=outputs), store)
+    use_fake_tensorrt(monkeypatch)
+    engine = FakeEngine(store, ModelOptions())
+    session = EngineSession(engine, store)
     ids = np.array([1, store.token_map.size], np.int32)
     with pytest.raises(InputError, match=r"^token ids: expected 0 to \d+, found"):
-        next(session.run(ids, SeededHidden(config)))
-    last = outputs.popitem()[0]
+        next(session.run(ids, SeededHidden(store.config)))
+    last = hidden_out_name(14)
+    del engine.outputs[last]
     with pytest.raises(InputError, match=rf"^engine: expected an output {last} for this store, fo"):
-        EngineSession(session.engine, store)
+        EngineSession(engine, store)
 
 
 @on_gpu
@@ -185,6 +181,26 @@ def test_wrong_table(store, plan, tmp_path, changes, layer, expected):
         tables.bind("engram_14", store, layer=14)
         with pytest.raises(EngramError, match=expected):
             Engine(plan).execution()
+
+
+@on_gpu
+@pytest.mark.parametrize("op", ["lookup", "prefetch"])
+def test_ids_of_another_layer(store, op):
+    """Every id of layer 1 is a row of layer 14's table too: only the layout can tell."""
+    from trtllm_engram.builder import network
+
+    names = {"table": "engram_14", "fingerprint": store.manifest.fingerprint, "layer": 14}
+    names |= {"layer_idx": 0, "head_dim": store.config.head_dim}
+    ids = np.zeros((3, 2, store.config.num_columns), np.int32)
+
+    def make(net, ids):
+        started = network.prefetch(net, ids, **names) if op == "prefetch" else ()
+        return {"rows": network.lookup(net, ids, **names, prefetched=started)}
+
+    with Tables.of_store(store):
+        told = r"field 'layer_idx': expected 1, the place of layer 14 among the 2 of the layout"
+        with pytest.raises(EngramError, match=told):
+            run_network(make, {"ids": ids})
 
 
 @on_gpu
@@ -288,106 +304,3 @@ def test_no_plan(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(EngramError, match=r"bad\.plan: TensorRT failed: "):
         Engine(path)
-
-
-# Building.
-
-
-@on_gpu
-def test_progress_and_timing_cache(store, tmp_path):
-    steps = []
-    cache = tmp_path / "timings"
-    options = {"timing_cache": cache, "projection": "tensorrt"}
-    build_plan(store, "cached.plan", progress=lambda *step: steps.append(step), **options)
-    assert steps
-    assert all(0 < done <= total for done, total in steps)
-    first = cache.read_bytes()
-    assert first
-    build_plan(store, "cached.plan", **options)
-    cache.write_bytes(b"not a timing cache")
-    build_plan(store, "cached.plan", **options)
-    assert len(cache.read_bytes()) >= len(first) // 2
-    build_plan(store, "uncached.plan", timing_cache=tmp_path / "nowhere/timings")
-
-
-@pytest.mark.parametrize(("current", "expected"), [(None, 0), (0, 0), (1, 1)])
-def test_the_current_gpu_is_built_for(monkeypatch, current, expected):
-    """TensorRT builds for the thread's, whose weight layout and timings these are."""
-    from trtllm_engram.builder import engine
-
-    gpus = [(b"NVIDIA A100", (8, 0)), (b"NVIDIA H200", (9, 0))]
-
-    def store(reference, value):
-        reference._obj.value = value
-        return 0
-
-    def current_device(device):
-        return store(device, current) if current is not None else 201  # CUDA_ERROR_INVALID_CONTEXT
-
-    def device_name(name, _length, device):
-        name.value = gpus[device.value][0]
-        return 0
-
-    driver = SimpleNamespace(
-        cuInit=lambda _flags: 0,
-        cuCtxGetDevice=current_device,
-        cuDeviceGet=store,
-        cuDeviceGetName=device_name,
-        cuDeviceGetAttribute=lambda number, attribute, device: store(
-            number, gpus[device.value][1][attribute - 75]
-        ),
-    )
-    monkeypatch.setattr(engine.ctypes, "CDLL", lambda _name: driver)
-    name, capability = gpus[expected]
-    assert engine._find_gpu() == (name.decode(), capability)
-
-
-def test_timings_are_kept_by_version_and_gpu(tmp_path, monkeypatch):
-    from trtllm_engram.builder.engine import AUTO, _timing_cache_file
-
-    monkeypatch.setenv("TRTLLM_ENGRAM_CACHE", str(tmp_path))
-    file = tmp_path / "timing-10-6-0-NVIDIA-H200.cache"
-    assert _timing_cache_file("10.6.0", "NVIDIA H200", AUTO) == file
-    assert _timing_cache_file("10.6.0", "NVIDIA A100/80GB", AUTO) != file
-    assert _timing_cache_file("10.6.0", "NVIDIA H200", "own") == Path("own")
-    assert _timing_cache_file("10.6.0", "NVIDIA H200", None) is None
-
-
-def test_a_timing_cache_that_cannot_be_kept_is_a_warning(tmp_path, caplog):
-    """An engine takes minutes: it is not lost for the sake of its timings."""
-    from trtllm_engram.builder.engine import EngineBuilder
-
-    class Config:
-        def create_timing_cache(self, content):
-            return content
-
-        def set_timing_cache(self, cache, _ignore_mismatch):
-            self.cache = cache
-            return True
-
-        def get_timing_cache(self):
-            return self
-
-        def serialize(self):
-            return b"timings"
-
-    builder = EngineBuilder.__new__(EngineBuilder)  # the constructor takes a GPU
-    builder.config = Config()
-    builder._timing_cache = tmp_path / "nowhere/timings"
-    with builder._timings():
-        assert builder.config.cache == b""
-    assert "timing cache: not kept: " in caplog.text
-    builder._timing_cache = tmp_path
-    with builder._timings():
-        assert builder.config.cache == b""
-    assert "timing cache: built without it: " in caplog.text
-
-
-@on_gpu
-def test_interrupted_build_leaves_nothing(store):
-    def stop(_done, _total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_plan(store, "stopped.plan", progress=stop)
-    assert not [path for path in store.path.parent.iterdir() if "stopped" in path.name]

@@ -9,6 +9,7 @@ import pytest
 from engines import TEXT, V4_COLUMNS, bits, on_gpu, run_network, small_store
 
 from trtllm_engram.builder import network
+from trtllm_engram.builder.dtypes import TENSORRT
 from trtllm_engram.builder.model import hidden_name, hidden_out_name
 from trtllm_engram.plugins.registration import plugin_fields, register
 from trtllm_engram.runtime import Tables
@@ -39,7 +40,7 @@ def rank_layer(store, rank=None):
     """make(network, ids, hidden) of a layer: a rank's part of it, or the whole."""
     config = store.config
     names = {"table": "engram_1", "fingerprint": store.manifest.fingerprint, "layer": 1}
-    sizes = {"head_dim": config.head_dim, "eps": config.rms_norm_eps}
+    sizes = {"layer_idx": 0, "head_dim": config.head_dim, "eps": config.rms_norm_eps}
 
     def make(net, ids, hidden):
         part = ids if rank is None else network.rank_ids(net, ids, hidden, rank)
@@ -81,7 +82,7 @@ def test_ranks_make_the_whole_layer(tmp_path, monkeypatch, num_tokens, num_ranks
         net = fake_tensorrt.Network()
         net.tables = {"engram_1": (store, 1)}
         tensors = {
-            name: net.add_input(name, network.DATA_TYPES[array.dtype.name], (-1, *array.shape[1:]))
+            name: net.add_input(name, TENSORRT[array.dtype.name], (-1, *array.shape[1:]))
             for name, array in inputs.items()
         }
         for name, tensor in make(net, **tensors).items():

@@ -16,7 +16,7 @@ from trtllm_engram.runtime import Tables
 pytest_plugins = "engine_fixtures"
 
 PREFETCHED = ModelOptions(check_outputs=True, prefetch=True)
-NAMES = {"table": "t", "fingerprint": "0" * 64, "layer": 1, "head_dim": 64}
+NAMES = {"table": "t", "fingerprint": "0" * 64, "layer": 1, "layer_idx": 0, "head_dim": 64}
 FORMS = ["bf16", "mxfp8_linear", "mxfp8_128x4"]
 
 

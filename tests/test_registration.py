@@ -129,7 +129,8 @@ def test_other_numbers_are_refused(number):
 
 def test_no_text_is_cut():
     needs_plugins()
-    names = {"table": "engram\0_1", "fingerprint": "0" * 64, "layer": 1, "head_dim": 64}
+    names = {"table": "engram\0_1", "fingerprint": "0" * 64, "layer": 1}
+    names |= {"layer_idx": 0, "head_dim": 64}
     with pytest.raises(InputError, match=r"^EngramLookup: table: expected no zero byte, found 'e"):
         field_arrays("EngramLookup", names)
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from trtllm_engram.builder.block_sums import Progress
 from trtllm_engram.builder.config import CONFIG_FILE
+from trtllm_engram.builder.dtypes import SAFETENSORS
 from trtllm_engram.builder.files import (
     check_free_bytes,
     new_folder,
@@ -58,7 +59,6 @@ from trtllm_engram.plugins.errors import InputError
 
 _QUANT_FILE = "quant_cfg.json"  # a mixed-precision checkpoint's second config
 _CHUNK = 16 << 20
-_DTYPES = {"int32": "I32", "bfloat16": "BF16"}
 
 
 def write_checkpoint(
@@ -213,7 +213,8 @@ def _write_rank(
     """Writes a rank's file, and says after each piece how many bytes it had."""
     specs = [TensorSpec(entry.name, entry.dtype, entry.shape) for entry in entries.values()]
     specs += [
-        TensorSpec(name, _DTYPES[value.dtype.name], value.shape) for name, value in added.items()
+        TensorSpec(name, SAFETENSORS[value.dtype.name], value.shape)
+        for name, value in added.items()
     ]
     with writing(path):
         places = create_file(path, specs)

@@ -55,7 +55,7 @@ FieldSpecs RowsOp::field_specs() {
                     "of the layout, as the store has it: 64 hex digits in lower case"),
       required_int("layer", "the model's number of the layer whose table is meant"),
       required_int("head_dim", "values of a row"),
-      optional_int("layer_idx", 0, "which layer of hash_ids [T, L, C] to look up"),
+      required_int("layer_idx", "which layer of hash_ids [T, L, C] to look up"),
       optional_text("output", "bf16",
                     "bf16, or mxfp8_linear or mxfp8_128x4: values and scales apart"),
       optional_text("values", "fp8", "type of MXFP8 values: fp8, or words of four bytes (INT32)"),
@@ -73,6 +73,12 @@ TensorSpecs RowsOp::row_specs() const {
 void RowsOp::check(const Sizes& sizes) const {
   ENGRAM_CHECK(sizes['L'] < 0 || layer_idx_ < sizes['L'], "field 'layer_idx': expected below ",
                sizes['L'], " (hash_ids dimension 1), found ", layer_idx_);
+  if (table_ != nullptr && sizes['L'] == table_->info().num_layers) {
+    // Another layer's ids lie inside this table too: they would read wrong rows and tell nobody.
+    ENGRAM_CHECK(layer_idx_ == table_->info().layer_idx, "field 'layer_idx': expected ",
+                 table_->info().layer_idx, ", the place of layer ", layer_, " among the ",
+                 sizes['L'], " of the layout, found ", layer_idx_);
+  }
   const int64_t columns = sizes['C'];
   if (columns < 0) return;
   ENGRAM_CHECK(columns > 0, "hash_ids: expected at least 1 in dimension 2, found 0");

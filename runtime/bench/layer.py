@@ -141,7 +141,8 @@ def build_engine(weights: LayerWeights, fingerprint: str, max_tokens: int) -> En
     ids = network.add_input(net, "ids", "int32", ("T", 1, COLUMNS))
     hidden = network.add_input(net, "hidden", "bfloat16", ("T", _HC_MULT, _HIDDEN))
     names: dict[str, Any] = {"table": _TABLE, "fingerprint": fingerprint, "layer": _LAYER}
-    sizes: dict[str, Any] = {"head_dim": HEAD_DIM, "eps": _EPS, "capability": builder.capability}
+    names |= {"layer_idx": 0, "head_dim": HEAD_DIM}
+    sizes: dict[str, Any] = {"eps": _EPS, "capability": builder.capability}
     out = network.engram_layer(net, ids, hidden, weights, **names, **sizes)
     network.mark_output(net, "out", out)
 

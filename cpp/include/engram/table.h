@@ -31,6 +31,8 @@ struct TableInfo {
   std::string fingerprint;   //!< of the layout: 64 hex digits
   std::string content_id;    //!< of the bytes of all layers
   int32_t layer = 0;         //!< the model's number of the layer
+  int32_t layer_idx = 0;     //!< its place among the layout's layers
+  int32_t num_layers = 0;    //!< L
   int32_t first_column = 0;  //!< of hash ids' columns, the first that is read here
   int32_t num_columns = 0;   //!< C
   int32_t num_heads = 0;     //!< H: columns of an n-gram order, counted over all ranks' columns

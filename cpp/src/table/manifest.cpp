@@ -210,6 +210,8 @@ TableInfo read_table_info(const std::string& store, int32_t layer, const std::st
   info.fingerprint = manifest.text("fingerprint");
   info.content_id = manifest.text("content_id");
   info.layer = layer;
+  info.layer_idx = static_cast<int32_t>(index);
+  info.num_layers = static_cast<int32_t>(layer_ids.size());
   info.head_dim = config.integer32("engram_head_dim", 1);
   ENGRAM_CHECK(info.head_dim % kScaleBlock == 0, path, ": engram_head_dim: expected a multiple of ",
                kScaleBlock, ", found ", info.head_dim);

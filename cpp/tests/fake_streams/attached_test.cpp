@@ -217,8 +217,8 @@ TEST_CASE_FIXTURE(Fixture, "rows on disk are there when a gather begins, on eith
       CHECK(memcmp(found + row_offset(i, kDiskHeadDim), right, kDiskHeadDim) == 0);
     }
   };
-  const Plugin looks_up = attach("EngramLookup", {{"layer_idx", 1}});
-  const Plugin prefetches = attach("EngramPrefetch", {{"layer_idx", 1}});
+  const Plugin looks_up = attach("EngramLookup");
+  const Plugin prefetches = attach("EngramPrefetch");
   const Plugin waits = attach_waiting();
   registry().unbind(kTable);  // both keep it
   for (int32_t turn = 0; turn < 3; ++turn) {
@@ -233,6 +233,22 @@ TEST_CASE_FIXTURE(Fixture, "rows on disk are there when a gather begins, on eith
     CHECK(fake::runs_after(stream, fake::last_gather()));
   }
   bind();
+}
+
+//! Layer 1's table by layer 0's ids would be rows of the right form.
+TEST_CASE_FIXTURE(Fixture, "ids of another layer than the table's are told") {
+  const auto look_up = [&](const std::string& name, int32_t layer_idx, const Shape& shape) {
+    const Plugin plugin = attach(name, {{"layer_idx", layer_idx}});
+    return plugin.enqueue({shape}, {ids.data()}, {out.data()}, stream);
+  };
+  for (const std::string name : {"EngramLookup", "EngramPrefetch"}) {
+    CHECK(look_up(name, 0, {1, 2, 24}) != 0);
+    CHECK(take_log().find("field 'layer_idx': expected 1, the place of layer 1 among the 2 of the "
+                          "layout, found 0") != std::string::npos);
+    CHECK(look_up(name, 1, {1, 2, 24}) == 0);
+    CHECK(look_up(name, 0, {1, 1, 24}) == 0);  // a network's own slice, of whichever layer
+    CHECK(take_log().empty());
+  }
 }
 
 TEST_CASE_FIXTURE(Fixture, "a graph keeps the table on disk of a plugin that is gone") {

@@ -39,6 +39,8 @@ void TableRegistry::bind(const Bindings& bindings) {
     TableInfo info{.store = options.store,
                    .fingerprint = std::string(64, 'a'),
                    .layer = 1,
+                   .layer_idx = 1,
+                   .num_layers = 2,
                    .num_columns = 24,
                    .head_dim = 256,
                    .num_rows = kDiskRows};

@@ -139,8 +139,8 @@ TEST_CASE("lookup: shapes and types") {
   CHECK(tiled.shapes({{129, 2, 24}}) == Shapes{{129, 1536}, {2 * 48 * 128}});
   CHECK(tiled.shapes({{0, 2, 24}}) == Shapes{{0, 1536}, {0}});
   CHECK(tiled.types({kI32}) == std::vector{kI32, kI32});
-  const Plugin odd =
-      make("EngramLookup", {{"head_dim", 96}, {"output", std::string("mxfp8_128x4")}});
+  const Plugin odd = make(
+      "EngramLookup", {{"head_dim", 96}, {"layer_idx", 0}, {"output", std::string("mxfp8_128x4")}});
   CHECK(odd.shapes({{5, 1, 3}}) == Shapes{{5, 288}, {3 * 128}});
 }
 
