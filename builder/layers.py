@@ -118,13 +118,20 @@ class EngramLayer:
         (out,) = graph.add(gate)
         return LayerTensors(rows, kv, out)
 
+    def mxfp8(self, graph: Graph, hash_ids: Tensor, scale_order: str) -> tuple[Tensor, ...]:
+        """The same rows as MXFP8 values and scales in INT32 words, as network.lookup_mxfp8 has
+        them, by a lookup of their own."""
+        output = f"mxfp8_{scale_order}"
+        node = nodes.lookup_node(hash_ids, output=output, values="words", **self._names())
+        return graph.add(node)
+
     def _names(self) -> TableNames:
         return {
             "table": self.table,
             "fingerprint": self.fingerprint,
             "layer": self.layer_id,
-            "head_dim": self.config.head_dim,
             "layer_idx": self.config.layer_ids.index(self.layer_id),
+            "head_dim": self.config.head_dim,
         }
 
     def _project(self, graph: Graph, rows: Tensor) -> Tensor:

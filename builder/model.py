@@ -10,6 +10,9 @@ layers.{i}.hidden_out   [T, hc_mult, hidden]
 next_lookback_ids       INT32 [B, N-1], with history "explicit": the next call's lookback_ids
 hash_ids                INT32 [T, L, C], with check_outputs
 layers.{i}.rows         BF16 [T, C*D], with check_outputs
+layers.{i}.values       INT32 [T, C*D/4], with check_mxfp8: FP8, four to a word
+layers.{i}.scales       INT32 [T, C*D/128], with check_mxfp8 linear: E8M0, four to a word
+layers.{i}.scales_128x4 INT32 [words], with check_mxfp8 128x4: the same in F8_128x4 order
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trtllm_engram.builder import nodes
+from trtllm_engram.builder.config import SCALE_BLOCK, EngramConfig
 from trtllm_engram.builder.graph import Graph
 from trtllm_engram.builder.layers import EngramLayer, ModelStore
+from trtllm_engram.builder.nodes import WORD_BYTES, Tensor
 from trtllm_engram.plugins.errors import InputError
 
 TOKENS, BOUNDARIES, REQUESTS, VALUES = "tokens", "boundaries", "requests", "values"
+SCALE_WORDS = "scale_words"
 HISTORIES = ("explicit", "whole_prompt")
+SCALE_ORDERS = ("linear", "128x4")
 HIDDEN_DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -34,6 +41,7 @@ class ModelOptions:
 
     history: "explicit": lookback_ids holds the tokens before the call; "whole_prompt": no past.
     check_outputs: give out row ids and rows too, for `compare`.
+    check_mxfp8: give out rows as MXFP8 too, with scales in one of SCALE_ORDERS, for `compare`.
     prefetch: look all layers' rows up on a side stream, as soon as there are row ids.
     flat_hidden: residual streams come without their shape, as Triton joins those of a batch.
     """
@@ -43,9 +51,13 @@ class ModelOptions:
     check_outputs: bool = False
     prefetch: bool = False
     flat_hidden: bool = False
+    check_mxfp8: str | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("hidden_dtype", HIDDEN_DTYPES), ("history", HISTORIES)):
+        choices = {"hidden_dtype": HIDDEN_DTYPES, "history": HISTORIES}
+        if self.check_mxfp8 is not None:
+            choices["check_mxfp8"] = SCALE_ORDERS
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise InputError(
                     f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}"
@@ -62,6 +74,13 @@ def hidden_out_name(layer_id: int) -> str:
 
 def rows_name(layer_id: int) -> str:
     return f"layers.{layer_id}.rows"
+
+
+def packed_names(layer_id: int) -> tuple[str, str, str]:
+    """What check_mxfp8, and networks of one's own, call the outputs of lookup_mxfp8: values, scales
+    in linear order, scales in 128x4 order."""
+    prefix = f"layers.{layer_id}"
+    return f"{prefix}.values", f"{prefix}.scales", f"{prefix}.scales_128x4"
 
 
 def add_model(
@@ -98,10 +117,31 @@ def add_model(
         if options.check_outputs:
             rows_shape = (TOKENS, config.row_dim)
             graph.output(rows_name(layer.layer_id), made.rows, "bfloat16", rows_shape)
+        if options.check_mxfp8 is not None:
+            _add_packed(graph, config, layer, hashed[0], options.check_mxfp8)
         out_name = hidden_out_name(layer.layer_id)
         graph.output(out_name, made.hidden, options.hidden_dtype, residual)
     if explicit:
         graph.output("next_lookback_ids", hashed[1], "int32", window)
+
+
+def _add_packed(
+    graph: Graph, config: EngramConfig, layer: EngramLayer, hash_ids: Tensor, scale_order: str
+) -> None:
+    """In words, which any host can read: few have a type for FP8."""
+    num_scales = config.row_dim // SCALE_BLOCK
+    if scale_order == "linear" and num_scales % WORD_BYTES:
+        raise InputError(
+            f"check_mxfp8: expected columns whose scales fill words of {WORD_BYTES} bytes for "
+            f"linear, found {num_scales} scales of a token"
+        )
+    values, scales = layer.mxfp8(graph, hash_ids, scale_order)
+    values_name, linear_name, tiled_name = packed_names(layer.layer_id)
+    graph.output(values_name, values, "int32", (TOKENS, config.row_dim // WORD_BYTES))
+    if scale_order == "linear":
+        graph.output(linear_name, scales, "int32", (TOKENS, num_scales // WORD_BYTES))
+    else:
+        graph.output(tiled_name, scales, "int32", (SCALE_WORDS,))
 
 
 def input_shapes(

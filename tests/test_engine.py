@@ -37,10 +37,11 @@ pytest_plugins = "engine_fixtures"
 
 @on_gpu
 @pytest.mark.parametrize(
-    "size", [(0, 1), (1, 1), (MAX_BATCH, MAX_BATCH), (37, 3), (127, 8), (MAX_TOKENS, MAX_BATCH)]
+    "size",
+    [(0, 0), (0, 1), (1, 1), (MAX_BATCH, MAX_BATCH), (37, 3), (127, 8), (MAX_TOKENS, MAX_BATCH)],
 )
 def test_matches_the_reference(store, engine, size):
-    """No tokens, one, a prime number, and both profiles' ends."""
+    """No requests, no tokens, one, a prime number, and both profiles' ends."""
     feed = feed_of(store, *size)
     check(store, feed, run(engine, feed))
 
@@ -184,7 +185,7 @@ def test_decode_equals_prefill(store, engine):
 
 
 @on_gpu
-@pytest.mark.parametrize("size", [(MAX_BATCH, MAX_BATCH), (37, 3)])
+@pytest.mark.parametrize("size", [(0, 0), (0, 1), (1, 1), (MAX_BATCH, MAX_BATCH), (37, 3)])
 def test_graph_replays_with_changed_inputs(store, engine, size):
     check_replays(store, engine, size)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from trtllm_engram.builder import engine, onnx
 from trtllm_engram.builder.layers import PROJECTIONS, table_name
-from trtllm_engram.builder.model import HISTORIES, ModelOptions
+from trtllm_engram.builder.model import HISTORIES, SCALE_ORDERS, ModelOptions
 from trtllm_engram.plugins.errors import InputError
 
 from .. import ops
@@ -65,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check-outputs", action="store_true", help="give out row ids and rows too, for compare"
     )
     parser.add_argument(
+        "--check-mxfp8",
+        metavar="ORDER",
+        choices=SCALE_ORDERS,
+        help="give out rows as MXFP8 values and scales too, for compare; scales linear or 128x4",
+    )
+    parser.add_argument(
         "--prefetch",
         action="store_true",
         help="look all layers' rows up on a side stream, beside the layers before them",
@@ -104,7 +110,12 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(args.store, checkpoint=args.checkpoint)
     store.check_output(args.output)
     options = ModelOptions(
-        args.hidden_dtype, args.history, args.check_outputs, args.prefetch, args.flat_hidden
+        hidden_dtype=args.hidden_dtype,
+        history=args.history,
+        check_outputs=args.check_outputs,
+        check_mxfp8=args.check_mxfp8,
+        prefetch=args.prefetch,
+        flat_hidden=args.flat_hidden,
     )
     started = time.perf_counter()
     if args.onnx:

@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
+import shlex
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trtllm_engram.builder.model import ModelOptions, hidden_name
 from trtllm_engram.plugins.errors import InputError
+from trtllm_engram.plugins.registration import import_tensorrt
 
 from .. import _native
 from ..compare import Comparison, Reference, compare, make_feeds
 from ..compare.plot import write_histogram
-from ..compare.report import HIDDEN_LIMIT_BF16_ULPS, merge
+from ..compare.report import HIDDEN_LIMIT_BF16_ULPS, merge, require_rows
 from ..compare.sizes import DEFAULT_SIZES, parse_size
 from ..compare.text import bound, histogram, rows_note, verdict
 from ..engine import Engine
 from ..engine_session import check_engine
 from ..figure import new_figure
+from ..gpus import probe_driver
 from ..store import Store, open_store
 from ..tables import Tables
 from ..text import read_text
 from . import console, shared_options
+from .version import package_version
 
 EXAMPLE = "trtllm-engram compare STORE --engine engine.plan --sizes 1x1 37x3 1024x8"
 
@@ -32,8 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run an engine of `build` on pieces of real text and hold its outputs against the CPU's:\n"
         "row ids and rows bit by bit, hidden states in BF16 ulps. Exit code 1 where a bound is\n"
-        "broken. Rows are outputs of engines built with --check-outputs alone; without them a\n"
-        "table's single wrong byte may pass."
+        "broken. Rows are outputs of engines built with --check-outputs or --check-mxfp8 alone;\n"
+        "without them a table's single wrong byte may pass, so that such an engine is refused\n"
+        "unless --hidden-only is given."
     )
     parser.add_argument("store", metavar="STORE")
     parser.add_argument("--engine", metavar="PLAN", type=Path, required=True)
@@ -58,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=shared_options.number(0, 1e6),
         default=HIDDEN_LIMIT_BF16_ULPS,
         help=f"bound of hidden states (default: {HIDDEN_LIMIT_BF16_ULPS:g} BF16 ulps)",
+    )
+    parser.add_argument(
+        "--hidden-only",
+        action="store_true",
+        help="accept an engine whose outputs have no rows",
     )
     parser.add_argument(
         "--tables",
@@ -90,10 +101,13 @@ def run(args: argparse.Namespace) -> int:
         note("loading the engine")
         engine = Engine(args.engine)
         check_engine(engine, store)
+        if not args.hidden_only:
+            require_rows(engine.outputs, "--hidden-only")
         note("loading the tables")
         stack.enter_context(_tables(args, store))
         comparisons = _compare(args, store, engine, text, note)
-    _print(args, comparisons)  # first: a picture that cannot be written loses no result
+    # First: a picture that cannot be written loses no result.
+    _print(args, comparisons, _about(engine))
     if args.png is not None:
         write_histogram(args.png, comparisons)
     return 0 if all(comparison.passed for comparison in comparisons) else 1
@@ -126,12 +140,28 @@ def _compare(
     return merge(parts)
 
 
-def _print(args: argparse.Namespace, comparisons: list[Comparison]) -> None:
+def _about(engine: Engine) -> dict[str, str]:
+    """What the engine ran on, for a record of the result."""
+    driver = probe_driver()
+    return {
+        "machine": driver.gpus[engine.device].name,
+        "driver": driver.version or "unknown",
+        "tensorrt": import_tensorrt().__version__,
+        "trtllm_engram": package_version(),
+        "command": shlex.join(["trtllm-engram", *sys.argv[1:]]),
+    }
+
+
+def _print(
+    args: argparse.Namespace, comparisons: list[Comparison], about: Mapping[str, str]
+) -> None:
     if args.json:
-        passed = all(comparison.passed for comparison in comparisons)
+        verdicts: dict[str, object] = {
+            "passed": all(comparison.passed for comparison in comparisons),
+            "rows_compared": not rows_note(comparisons),
+        }
         outputs = [comparison.to_json() for comparison in comparisons]
-        rows_compared = not rows_note(comparisons)
-        console.print_json({"passed": passed, "rows_compared": rows_compared, "outputs": outputs})
+        console.print_json({**verdicts, **about, "outputs": outputs})
         return
     headings = (
         "output",

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_engram.builder.dtypes import numpy_dtype
 from trtllm_engram.builder.model import ModelOptions, hidden_name
 from trtllm_engram.plugins.errors import InputError
 
@@ -22,7 +22,6 @@ Feed = dict[str, Host]  # one call's inputs by name
 
 _OUTLIER_SHARE = 1e-3  # of a residual stream's dimensions, which are much larger than the others
 _OUTLIER_FACTOR = 30.0
-_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
 def make_feeds(
@@ -56,16 +55,16 @@ def _make_feed(
     num_tokens: int,
     num_requests: int,
 ) -> Feed:
-    if num_tokens < 0 or num_requests < 1:
+    if num_tokens < 0 or num_requests < (1 if num_tokens else 0):
         raise InputError(
-            f"sizes: expected 0 or more tokens and 1 or more requests, "
+            f"sizes: expected 0 or more tokens in 1 or more requests, or none in none, "
             f"found {num_tokens} and {num_requests}"
         )
     window = store.config.max_ngram_size - 1
-    cuts = np.sort(rng.integers(0, num_tokens + 1, num_requests - 1))
-    boundaries = np.concatenate([[0], cuts, [num_tokens]]).astype(np.int32)
+    cuts = np.sort(rng.integers(0, num_tokens + 1, max(num_requests - 1, 0)))
+    boundaries = np.concatenate([[0], cuts, [num_tokens][:num_requests]]).astype(np.int32)
     lookback = np.full((num_requests, window), -1, np.int32)
-    tokens, positions = [], []
+    tokens, positions = [text[:0]], [np.arange(0)]
     for request, length in enumerate(np.diff(boundaries)):
         # A text that is too short for the piece goes round.
         start = 0 if options.history == "whole_prompt" else int(rng.integers(0, text.size))
@@ -91,4 +90,4 @@ def _hidden(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Hos
     values = rng.standard_normal(shape, dtype=np.float32)
     outliers = rng.random(shape[-1]) < _OUTLIER_SHARE
     values[..., outliers] *= _OUTLIER_FACTOR
-    return values.astype(_DTYPES[dtype])
+    return values.astype(numpy_dtype(dtype))

@@ -35,6 +35,7 @@ _OPTIONS = (
     "hidden_dtype",
     "history",
     "placement",
+    "hidden_only",
     "png",
 )
 _SCRIPT = Path(__file__).with_name("polygraphy_script.py")
@@ -104,6 +105,11 @@ class EngramReferenceArgs(BaseRunnerArgs):  # type: ignore[misc]
             choices=("host", "device", "none"),
             default="host",
             help="where the tables are bound; none: as TRTLLM_ENGRAM_TABLES says (default: host)",
+        )
+        add(
+            "--engram-hidden-only",
+            action="store_true",
+            help="accept an engine whose outputs have no rows",
         )
         add("--engram-png", metavar="FILE", help="write the histogram of ulps")
 

@@ -30,7 +30,7 @@ from ..tables import Tables
 from .feeds import make_feeds
 from .plot import write_histogram
 from .reference import MAGNITUDE, Reference
-from .report import HIDDEN_LIMIT_BF16_ULPS, Comparison, compare, merge
+from .report import HIDDEN_LIMIT_BF16_ULPS, Comparison, compare, merge, require_rows
 from .sizes import falling
 from .text import line, rows_note
 from .torch_arrays import as_input, as_output, to_numpy
@@ -44,6 +44,7 @@ class Setup:
     seed: int
     limit: float
     tables: Tables | None  # None: bound by TRTLLM_ENGRAM_TABLES
+    hidden_only: bool
     png: Path | None
     parts: list[list[Comparison]] = field(default_factory=list)  # by iteration, for the picture
 
@@ -71,10 +72,12 @@ def configure(
     seed: int = 0,
     limit: float = HIDDEN_LIMIT_BF16_ULPS,
     placement: str = "host",
+    hidden_only: bool = False,
     png: str | None = None,
 ) -> None:
     """Says what runner, data and comparison are about; binds the store's tables, unless placement
-    is "none". A picture of ulps in png, where one is named, grows with each iteration."""
+    is "none". Outputs without rows are refused unless hidden_only. A picture of ulps in png, where
+    one is named, grows with each iteration."""
     global _setup
     opened = open_store(store, checkpoint)
     if png is not None:
@@ -86,7 +89,7 @@ def configure(
         register(import_tensorrt())
     options = ModelOptions(hidden_dtype, history)
     picture = None if png is None else Path(png)
-    _setup = Setup(opened, options, falling(sizes), seed, limit, tables, picture)
+    _setup = Setup(opened, options, falling(sizes), seed, limit, tables, hidden_only, picture)
 
 
 def setup() -> Setup:
@@ -113,6 +116,8 @@ def compare_outputs(one: Any, other: Any) -> OrderedDict[str, bool]:
     found, expected = (second, first) if is_first else (first, second)
     results: OrderedDict[str, bool] = OrderedDict()
     chosen = setup()
+    if not chosen.hidden_only:
+        require_rows(found, "--engram-hidden-only")
     comparisons = compare(found, expected, chosen.limit)
     for comparison in comparisons:
         (G_LOGGER.finish if comparison.passed else G_LOGGER.error)(line(comparison))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_engram.builder.model import hidden_name, hidden_out_name, rows_name
+from trtllm_engram.builder.model import hidden_name, hidden_out_name, packed_names, rows_name
 
 from .. import ops
 from ..store import Store, Table
@@ -17,13 +17,6 @@ from .feeds import Feed
 Host = npt.NDArray[Any]
 
 MAGNITUDE = ".magnitude"  # ends the name of what an output's ulps are taken of
-
-
-def packed_names(layer_id: int) -> tuple[str, str, str]:
-    """What networks of one's own may call the outputs of lookup_mxfp8: values, scales in linear
-    order, scales in 128x4 order."""
-    prefix = f"layers.{layer_id}"
-    return f"{prefix}.values", f"{prefix}.scales", f"{prefix}.scales_128x4"
 
 
 class Reference:

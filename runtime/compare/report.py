@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_engram.builder.model import packed_names, rows_name
 from trtllm_engram.plugins.errors import InputError
 
 from .reference import MAGNITUDE
@@ -64,8 +65,8 @@ def compare(
     """Every output that was found, and every hidden_out that is expected, which fails if missing.
 
     `limit` bounds hidden_out, all else must be the same bits. Row ids and rows may be missing, as
-    engines give them out for checks alone. Where bytes are expected, FP8 and INT32 words are taken
-    for theirs: TensorRT has no type for them.
+    engines give them out for checks alone: require_rows is for callers who want proof. Where bytes
+    are expected, FP8 and INT32 words are taken for theirs: TensorRT has no type for them.
     """
     if not found:
         raise InputError("compare: expected outputs, found none")
@@ -89,9 +90,27 @@ def _is_hidden(name: str) -> bool:
     return re.fullmatch(r"layers\.\d+\.hidden_out", name) is not None
 
 
-def is_of_rows(name: str) -> bool:
-    """Whether an output holds a table's rows, as they are or packed."""
-    return re.fullmatch(r"layers\.\d+\.(rows|values)", name) is not None
+def layers_without_rows(outputs: Iterable[str]) -> list[int]:
+    """The layers that give out streams, but no rows: neither as they are nor as values and scales.
+    Of those no comparison can say that every byte of the table that was read is right."""
+    names = set(outputs)
+    layer_ids = sorted(int(name.split(".")[1]) for name in names if _is_hidden(name))
+    return [layer_id for layer_id in layer_ids if not _has_rows(names, layer_id)]
+
+
+def _has_rows(names: set[str], layer_id: int) -> bool:
+    values, *scales = packed_names(layer_id)
+    return rows_name(layer_id) in names or (values in names and not names.isdisjoint(scales))
+
+
+def require_rows(outputs: Collection[str], option: str) -> None:
+    """Refuses outputs that prove nothing of some layer's rows. `option`: what accepts them."""
+    if missing := layers_without_rows(outputs):
+        raise InputError(
+            f"outputs: expected rows of every layer (build --check-outputs), found none of layer "
+            f"{', '.join(map(str, missing))}, whose table may hold wrong bytes within the bound of "
+            f"hidden states; {option} compares those alone"
+        )
 
 
 def merge(parts: list[list[Comparison]]) -> list[Comparison]:
