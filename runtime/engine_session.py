@@ -15,7 +15,7 @@ from trtllm_engram.plugins.errors import InputError
 from . import ops
 from .engine import Engine, Execution
 from .hidden import HiddenSource
-from .session import Chunk, as_token_ids
+from .session import DEFAULT_CHUNK, Chunk, as_token_ids
 from .store import Store
 
 Host = npt.NDArray[Any]
@@ -41,24 +41,38 @@ class EngineSession:
     def has_rows(self) -> bool:
         return all(rows_name(layer_id) in self.engine.outputs for layer_id in self._layer_ids)
 
+    @property
+    def hidden_dtype(self) -> str:
+        """Of the residual streams."""
+        return self.engine.inputs[hidden_name(self._layer_ids[0])].dtype
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a call that any profile takes."""
+        profiles = range(self.engine.num_profiles)
+        return max(self.engine.shape_range("token_ids", profile)[1][0] for profile in profiles)
+
     def run(
         self,
         token_ids: npt.NDArray[np.int32],
         hidden: HiddenSource,
-        chunk: int = 1024,
+        chunk: int = DEFAULT_CHUNK,
         dead: npt.NDArray[np.bool_] | None = None,
     ) -> Iterator[Chunk]:
-        """One text through every layer, `chunk` tokens at a time; none of them may be dead."""
+        """One text through every layer, `chunk` tokens at a time or as many as the engine takes;
+        none of them may be dead."""
         if dead is not None and dead.any():
             raise InputError("dead: expected no dead tokens, as engines of build take none")
         if chunk < 1:
             raise InputError(f"chunk: expected at least 1 token, found {chunk}")
+        chunk = min(chunk, self.max_tokens)
         explicit = "lookback_ids" in self.engine.inputs
         if not explicit and token_ids.size > chunk:
             raise InputError(
                 f"chunk: expected all {token_ids.size} tokens, as this engine takes no lookback, "
-                f"found {chunk}"
+                f"found {chunk} (it takes at most {self.max_tokens})"
             )
+        self._check_dtype(hidden)
         token_ids = as_token_ids(token_ids, self.store.token_map.size)
         lookback = np.full((1, self.store.config.max_ngram_size - 1), -1, np.int32)
         for start in range(0, token_ids.size, chunk):
@@ -75,6 +89,13 @@ class EngineSession:
             outputs = self.call(inputs)
             yield self._chunk(start, stop, inputs, outputs)
             lookback = outputs.get("next_lookback_ids", lookback)
+
+    def _check_dtype(self, hidden: HiddenSource) -> None:
+        for layer_id in self._layer_ids:
+            name = hidden_name(layer_id)
+            expected, found = self.engine.inputs[name].dtype, hidden(layer_id, 0, 0).dtype.name
+            if found != expected:
+                raise InputError(f"{name}: expected {expected}, as the engine takes, found {found}")
 
     def call(self, inputs: dict[str, Host]) -> dict[str, Host]:
         """The engine's outputs by name, by the first profile that takes these inputs."""

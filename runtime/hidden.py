@@ -6,19 +6,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from trtllm_engram.builder import EngramConfig
+from trtllm_engram.builder.dtypes import SAFETENSORS, numpy_dtype
 from trtllm_engram.builder.files import stat_regular
+from trtllm_engram.builder.model import HIDDEN_DTYPES
 from trtllm_engram.plugins.errors import InputError
 
 HostArray = npt.NDArray[Any]
 
 # By the file format's names. numpy has no names for some of the others, so they are told by these.
-_DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
+_DTYPES = {SAFETENSORS[name]: numpy_dtype(name) for name in HIDDEN_DTYPES}
 _WORD_BYTES = 8
 
 
@@ -33,12 +34,13 @@ class SeededHidden:
 
     With mix() the SplitMix64 step and e = copy * hidden_size + dim, the value is byte e % 8
     (little-endian, signed) of mix(mix(mix(mix(seed) + layer) + token) + e // 8), divided by 64:
-    -2 to 1.98, exact in BF16.
+    -2 to 1.98, exact in each of HIDDEN_DTYPES.
     """
 
-    def __init__(self, config: EngramConfig, seed: int = 0) -> None:
+    def __init__(self, config: EngramConfig, seed: int = 0, dtype: str = "bfloat16") -> None:
         self._shape = (config.hc_mult, config.hidden_size)
         self._seed = np.array([seed % 2**64], dtype=np.uint64)
+        self._of_byte = _OF_BYTE.astype(numpy_dtype(dtype))
 
     def __call__(self, layer_id: int, start: int, stop: int) -> HostArray:
         layer_key = _mix(_mix(self._seed) + np.uint64(layer_id))
@@ -46,7 +48,7 @@ class SeededHidden:
         size = self._shape[0] * self._shape[1]
         words = np.arange(-(-size // _WORD_BYTES), dtype=np.uint64)
         random_bytes = _mix(token_keys[:, None] + words).astype("<u8").view(np.int8)[:, :size]
-        values = _BF16_OF_BYTE[random_bytes.view(np.uint8)]
+        values = self._of_byte[random_bytes.view(np.uint8)]
         return np.reshape(values, (stop - start, *self._shape))
 
 
@@ -86,9 +88,7 @@ class FileHidden:
         return np.ascontiguousarray(tensor[start:stop])
 
 
-_BF16_OF_BYTE = (np.arange(256, dtype=np.uint8).view(np.int8) / np.float32(64)).astype(
-    ml_dtypes.bfloat16
-)
+_OF_BYTE = np.arange(256, dtype=np.uint8).view(np.int8) / np.float32(64)
 
 
 def _mix(x: HostArray) -> HostArray:

@@ -31,6 +31,7 @@ from .row import packed_row_bytes
 from .store import Store
 from .tables import Tables
 
+DEFAULT_CHUNK = 1024  # tokens
 _RESERVED_BYTES = 2 << 30  # of GPU memory, for weights, activations and the CUDA context
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -210,7 +211,7 @@ class EngramSession:
         self,
         token_ids: TokenIds,
         hidden: HiddenSource,
-        chunk: int = 1024,
+        chunk: int = DEFAULT_CHUNK,
         dead: Mask | None = None,
     ) -> Iterator[Chunk]:
         """One text through every layer, `chunk` tokens at a time; dead tokens stay as they are."""

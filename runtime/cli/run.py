@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_engram.builder import EngramConfig
+from trtllm_engram.builder.dtypes import SAFETENSORS
 from trtllm_engram.builder.files import refuse_to_replace, stat_regular, write_aside, write_at
 from trtllm_engram.builder.safetensors_file import TensorEntry, TensorSpec, create_file
 from trtllm_engram.plugins.errors import InputError
@@ -24,15 +25,13 @@ from ..devices import AUTO, choose_device, parse_device
 from ..engine import Engine
 from ..engine_session import EngineSession
 from ..hidden import FileHidden, HiddenSource, SeededHidden
-from ..session import Chunk, EngramSession
+from ..session import DEFAULT_CHUNK, Chunk, EngramSession
 from ..store import Store, open_store
 from ..tables import Tables
 from . import console, shared_options
 from .tokens import add_token_arguments, read_tokens, token_files
 
 EXAMPLE = "trtllm-engram run STORE --text examples/multilingual.txt --output out.safetensors"
-
-_DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass
@@ -63,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunk",
         metavar="N",
         type=shared_options.integer(1),
-        default=1024,
-        help="tokens at a time (default: 1024)",
+        default=DEFAULT_CHUNK,
+        help=f"tokens at a time, at most what an engine takes (default: {DEFAULT_CHUNK})",
     )
     hidden = parser.add_mutually_exclusive_group()
     hidden.add_argument(
@@ -116,12 +115,12 @@ def run(args: argparse.Namespace) -> int:
     if args.engine is not None:
         stat_regular(args.engine)
     ids, dead = read_tokens(args, store.tokenizer_json)
-    hidden: HiddenSource = SeededHidden(store.config, args.seed)
-    if args.hidden is not None:
-        hidden = FileHidden(args.hidden, store.config, ids.size)
+    of_file = None if args.hidden is None else FileHidden(args.hidden, store.config, ids.size)
     started = time.perf_counter()
     seen: dict[int, list[npt.NDArray[np.int32]]] = {layer: [] for layer in store.config.layer_ids}
     with write_aside(args.output) as scratch, _session(args, store) as session:
+        dtype = session.hidden_dtype if isinstance(session, EngineSession) else "bfloat16"
+        hidden: HiddenSource = of_file or SeededHidden(store.config, args.seed, dtype)
         entries = create_file(scratch, _specs(store.config, ids.size, hidden, args.rows))
         with (
             _Writer(scratch, entries, args.rows) as writer,
@@ -172,7 +171,7 @@ def _specs(
     for layer_id in config.layer_ids:
         name = f"layers.{layer_id}"
         shape = (num_tokens, config.hc_mult, config.hidden_size)
-        dtype = _DTYPE_NAMES[hidden(layer_id, 0, 0).dtype.name]  # no tokens, but of the right dtype
+        dtype = SAFETENSORS[hidden(layer_id, 0, 0).dtype.name]  # no tokens, but of the right dtype
         specs.append(TensorSpec(f"{name}.hidden", dtype, shape))
         specs.append(TensorSpec(f"{name}.hash_ids", "I32", (num_tokens, config.num_columns)))
         if with_rows:
