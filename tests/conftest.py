@@ -135,6 +135,11 @@ def pytest_sessionstart() -> None:
     except EngramError as error:
         raise pytest.UsageError(str(error)) from None
     tensorrt_installs.check_named()
+    if "trt" in required_parts() and "TENSORRT_ROOT" not in os.environ:
+        for line in tensorrt_installs.left_out():
+            raise pytest.UsageError(
+                f"TRTLLM_ENGRAM_REQUIRE: expected tests of trt in every TensorRT, found {line}"
+            )
     for part in sorted(required_parts() & NEEDS.keys()):
         if why := NEEDS[part]():
             raise pytest.UsageError(
@@ -180,6 +185,10 @@ def pytest_terminal_summary(
     """The last lines say which parts were left out, why, and what runs them."""
     yield
     skipped = terminalreporter.stats.get("skipped", [])
+    tested = [report for found in terminalreporter.stats.values() for report in found]
+    if any("trt" in getattr(report, "keywords", ()) for report in tested):
+        for line in tensorrt_installs.left_out():
+            terminalreporter.write_line(f"NOT RUN: tests that need trt in {line}")
     for marker in sorted(NEEDS):
         count = sum(marker in report.keywords for report in skipped)
         if count and NEEDS[marker]():

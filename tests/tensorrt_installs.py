@@ -63,6 +63,25 @@ def why_none() -> str:
     return _search()[1]
 
 
+@functools.cache
+def left_out() -> tuple[str, ...]:
+    """What `make tensorrt` brought and no test runs in: which version, why, and what would."""
+    found = installs()
+    used = {install.library.resolve() for install in found}
+    lines = []
+    for folder in _fetched():
+        libraries = _libraries(folder)
+        if not libraries or used & {library.resolve() for library in libraries}:
+            continue
+        first = f"{found[0].version} ({found[0].library}) comes first" if found else ""
+        problems = [_probe(*place) for place in _inside(folder)]
+        why = next((one for one in problems if isinstance(one, str)), first)
+        name = folder.relative_to(ROOT)
+        command = f"TENSORRT_ROOT={name} make test" if why == first else "make tensorrt"
+        lines.append(f"{name}: {why}; `{command}` runs them")
+    return tuple(lines)
+
+
 def check_named() -> None:
     """UsageError where TENSORRT_ROOT names a place without a library."""
     root = os.environ.get("TENSORRT_ROOT")
@@ -92,8 +111,11 @@ def _origins() -> Iterator[tuple[str, list[Place]]]:
     yield "this Python", [(None, None)]
     for files in find_tensorrt():
         yield str(files.library), [(files.library, None)]
-    folders = sorted(ROOT.glob(".tensorrt/[0-9]*"))
-    yield ".tensorrt", [place for folder in folders for place in _inside(folder)]
+    yield ".tensorrt", [place for folder in _fetched() for place in _inside(folder)]
+
+
+def _fetched() -> list[Path]:
+    return sorted(ROOT.glob(".tensorrt/[0-9]*"))
 
 
 def _inside(folder: Path) -> list[Place]:

@@ -46,13 +46,18 @@ def search(monkeypatch, tmp_path):
     monkeypatch.delenv("TENSORRT_ROOT", raising=False)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/site:{os.environ.get('PYTHONPATH', '')}")
-    return tensorrt_installs._search.__wrapped__
+    monkeypatch.setattr(tensorrt_installs, "_search", tensorrt_installs._search.__wrapped__)
+    return tensorrt_installs._search
+
+
+left_out = tensorrt_installs.left_out.__wrapped__
 
 
 def test_all_that_were_fetched(search):
     found, why = search()
     assert [one.version for one in found] == ["10.6.0", "11.2.0"]
     assert why == ""
+    assert left_out() == ()
 
 
 @pytest.mark.parametrize("module", TENSORRT_MODULES)
@@ -62,6 +67,20 @@ def test_an_installed_one_comes_first(search, tmp_path, module):
     bind(tmp_path / "site", module, "10.9.0", library)
     (one,) = search()[0]
     assert (one.version, one.module, one.library) == ("10.9.0", module, library)
+    assert left_out() == tuple(
+        f".tensorrt/{version}: 10.9.0 ({library}) comes first; "
+        f"`TENSORRT_ROOT=.tensorrt/{version} make test` runs them"
+        for version in ("10.6", "11.2")
+    )
+
+
+def test_a_fetched_one_for_another_python(search, tmp_path):
+    """It is not left out in silence where others are there."""
+    bind(tmp_path / ".tensorrt/10.6/python", "tensorrt_bindings", "10.6.0", "libno_such_thing.so")
+    assert [one.version for one in search()[0]] == ["11.2.0"]
+    (line,) = left_out()
+    assert line.startswith(".tensorrt/10.6: Python bindings that do not load: tensorrt_bindings: ")
+    assert line.endswith("; `make tensorrt` runs them")
 
 
 def test_the_systems_library(search, monkeypatch, tmp_path):

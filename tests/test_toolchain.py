@@ -185,6 +185,31 @@ def test_the_last_lines_say_what_was_not_run(tmp_path: Path) -> None:
     assert "1 skipped" in count
 
 
+@pytest.mark.parametrize("marker", ["trt", "multiproc"])
+def test_the_last_lines_say_which_tensorrt_was_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marker: str
+) -> None:
+    """Where tests of it ran in others. What may not skip may not leave one out either, unless
+    TENSORRT_ROOT names the one to take."""
+    left = (
+        "tensorrt_installs.left_out = lambda: ('.tensorrt/10.6: another comes first; `it` runs',)"
+    )
+    needs = f"NEEDS.update(trt=lambda: '')\n{left}"
+    marked = f"import pytest\npytestmark = pytest.mark.{marker}\n{PASSING}"
+    line = "NOT RUN: tests that need trt in .tensorrt/10.6: another comes first; `it` runs"
+    monkeypatch.delenv("TRTLLM_ENGRAM_REQUIRE", raising=False)
+    monkeypatch.delenv("TENSORRT_ROOT", raising=False)
+    *_, last, _count = run_pytest(tmp_path, needs, marked).stdout.splitlines()
+    assert (last == line) == (marker == "trt")
+    monkeypatch.setenv("TRTLLM_ENGRAM_REQUIRE", marker)
+    result = run_pytest(tmp_path, needs, marked)
+    if marker != "trt":
+        assert result.returncode == 0
+        return
+    text = "expected tests of trt in every TensorRT, found .tensorrt/10.6: another comes first; "
+    assert_one_line(result, f"TRTLLM_ENGRAM_REQUIRE: {text}`it` runs")
+
+
 def test_a_group_of_tests_has_one_worker(tmp_path: Path) -> None:
     """What pytest and xdist make of the mark that keeps servers and builds apart."""
     result = run_pytest(tmp_path, "", GROUPED, "--numprocesses=2", "--dist=loadgroup")

@@ -2,7 +2,8 @@
 """Brings the TensorRT versions that the plugins are tested on into .tensorrt/ of the checkout.
 
     VERSION/lib/     libnvinfer, its plugin library, the ONNX parser: from a jar of Maven Central
-    VERSION/python/  the bindings (module tensorrt_bindings) for this Python, from PyPI
+    VERSION/python/  the bindings (module tensorrt_bindings) for this Python, from PyPI; those of
+                     another Python are replaced
 
 The jars are fetched by mvn, checked against the SHA-256 below, and removed; the builder's resource
 library (over 1 GB) is never unpacked. TensorRT is NVIDIA's, under the NVIDIA TensorRT license; here
@@ -26,6 +27,7 @@ TARGET = CHECKOUT / ".tensorrt"
 ARTIFACT = "org.bytedeco:tensorrt:{version}:jar:linux-x86_64-redist"
 GET = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:get"
 IN_JAR = "org/bytedeco/tensorrt/linux-x86_64/"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 LICENSE = "docs.nvidia.com/deeplearning/tensorrt/sla"
 
 
@@ -66,24 +68,36 @@ RELEASES = {
 
 def fetch(version: str) -> None:
     """Makes .tensorrt/<version>, whole or not at all."""
-    release = RELEASES[version]
-    if (TARGET / version).exists():
+    release, made = RELEASES[version], TARGET / version
+    if are_for_this_python(made / "python"):
         print(f"TensorRT {version}: there")
         return
-    print(f"TensorRT {version}: fetching", flush=True)
+    what = f"bindings for Python {PYTHON}" if made.exists() else "fetching"
+    print(f"TensorRT {version}: {what}", flush=True)
     TARGET.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=TARGET, prefix=f".{version}-") as scratch:
         unpacked = Path(scratch, "unpacked")
+        fetch_bindings(release, unpacked / "python")  # first: they are small, and may not be there
+        if made.exists():
+            if (made / "python").exists():
+                (made / "python").rename(Path(scratch, "old"))
+            (unpacked / "python").rename(made / "python")
+            return
         unpack(fetch_jar(release, Path(scratch, "maven")), release, unpacked / "lib")
-        fetch_bindings(release, unpacked / "python")
-        unpacked.rename(TARGET / version)
+        unpacked.rename(made)
+
+
+def are_for_this_python(bindings: Path) -> bool:
+    """By the tag of their wheel: bindings of another Python do not load."""
+    tag = f"Tag: cp{sys.version_info.major}{sys.version_info.minor}-"
+    return any(tag in wheel.read_text() for wheel in bindings.glob("*.dist-info/WHEEL"))
 
 
 def fetch_jar(release: Release, repository: Path) -> Path:
     """Downloads the jar through mvn into a repository of its own and checks it."""
     artifact = ARTIFACT.format(version=release.artifact)
     command = ["mvn", "--batch-mode", "--quiet", f"-Dmaven.repo.local={repository}", GET]
-    run([*command, f"-Dartifact={artifact}", "-Dtransitive=false"])
+    run([*command, f"-Dartifact={artifact}", "-Dtransitive=false"], artifact)
     jar = next(repository.glob("org/bytedeco/tensorrt/**/*-redist.jar"))
     digest = hashlib.sha256()
     with jar.open("rb") as file:
@@ -107,17 +121,19 @@ def unpack(jar: Path, release: Release, folder: Path) -> None:
 def fetch_bindings(release: Release, folder: Path) -> None:
     """Installs the bindings alone, for the Python that runs this."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-    run([*pip, "--disable-pip-version-check", "--target", str(folder), release.bindings])
+    command = [*pip, "--disable-pip-version-check", "--target", str(folder), release.bindings]
+    run(command, f"{release.bindings} for Python {PYTHON}")
 
 
-def run(command: list[str]) -> None:
+def run(command: list[str], wanted: str) -> None:
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise SystemExit(f"{command[0]}: not found: apt-get install -y maven") from None
     if result.returncode != 0:
         lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
-        raise SystemExit(f"{command[0]} failed: {lines[0] if lines else 'no reason given'}")
+        reasons = [line for line in lines if "ERROR" in line] or lines or ["no reason given"]
+        raise SystemExit(f"{wanted}: {reasons[0]}")
 
 
 def main() -> None:
