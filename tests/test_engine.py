@@ -26,7 +26,7 @@ from engine_cases import (
 from engines import TEXT, V4_COLUMNS, bits, on_gpu, skip_without_fp8, small_store
 
 from trtllm_engram.builder.layers import table_name
-from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
+from trtllm_engram.builder.model import HIDDEN_DTYPES, ModelOptions, hidden_name, hidden_out_name
 from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime import Tables
 from trtllm_engram.runtime.compare import Reference, compare
@@ -358,7 +358,8 @@ def test_onnx_parser_gives_the_same(store, engine, tmp_path):
 
 @on_gpu
 @pytest.mark.unsanitized
-def test_commands(store, tmp_path, capsys):
+@pytest.mark.parametrize("dtype", HIDDEN_DTYPES)
+def test_commands(store, tmp_path, capsys, dtype):
     """build, compare and run --engine, whose file is the same as the ops' in ids and rows."""
     from safetensors.numpy import load_file
 
@@ -368,6 +369,7 @@ def test_commands(store, tmp_path, capsys):
     text.write_text("a pad 3 A 7 7 a 12 39 pad a a 1 2 3")
     sizes = ["--max-batch", "4", "--max-tokens", "40"]
     build = ["build", str(store.path), "--output", plan, "--check-outputs", *sizes]
+    build += ["--hidden-dtype", dtype]
     assert main([*build, "--timing-cache", str(tmp_path / "timings")]) == 0
     capsys.readouterr()
     assert main(["compare", str(store.path), "--engine", plan, "--json"]) == 0
@@ -378,6 +380,7 @@ def test_commands(store, tmp_path, capsys):
         options += ["--text", str(text), "--rows", "--chunk", "4", "--output", file]
         assert main(["run", str(store.path), *options]) == 0
         outputs[name] = load_file(file)
+    assert outputs["engine"]["layers.1.hidden"].dtype.name == dtype
     assert outputs["engine"].keys() == outputs["ops"].keys()
     for name, array in outputs["ops"].items():
         if not name.endswith("hidden"):
