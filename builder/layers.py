@@ -88,6 +88,8 @@ class EngramLayer:
                 f"projection: expected a GPU of compute capability {expected} or later for fp8, "
                 f"found {found}"
             )
+        if table is not None and not table:
+            raise InputError(f"table: expected a name for layer {layer_id}, found none")
         self.config = store.config
         self.layer_id = layer_id
         self.table = table_name(layer_id) if table is None else table

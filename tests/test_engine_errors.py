@@ -12,7 +12,7 @@ from engine_cases import MAX_TOKENS, build_plan, check, feed_of
 from engines import V4_COLUMNS, on_gpu, run_network, small_store
 from fake_engine import FakeEngine, use_fake_tensorrt
 
-from trtllm_engram.builder.layers import EngramLayer
+from trtllm_engram.builder.layers import EngramLayer, engram_layers
 from trtllm_engram.builder.model import ModelOptions, hidden_name, hidden_out_name
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.runtime import Tables
@@ -37,7 +37,15 @@ def test_projection_is_checked(store):
         assert EngramLayer(store, 1, **fp8, capability=capability).projection == "fp8"
 
 
-@pytest.mark.parametrize("changes", [{"hidden_dtype": "int8"}, {"history": "kv"}])
+def test_a_table_has_a_name(store):
+    """Also where an ONNX model is written, which no creator checks."""
+    with pytest.raises(InputError, match=r"^table: expected a name for layer 14, found none$"):
+        engram_layers(store, {14: ""})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"check_mxfp8": ""}, {"hidden_dtype": "int8"}, {"history": "kv"}]
+)
 def test_options_are_checked(changes):
     with pytest.raises(InputError, match=r"expected one of .*, found '"):
         ModelOptions(**changes)

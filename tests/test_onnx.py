@@ -12,7 +12,7 @@ from engines import small_store
 
 from trtllm_engram.builder import nodes
 from trtllm_engram.builder import onnx as engram_onnx
-from trtllm_engram.builder.model import ModelOptions
+from trtllm_engram.builder.model import SCALE_ORDERS, ModelOptions, packed_names
 from trtllm_engram.plugins.errors import EngramError, InputError
 from trtllm_engram.plugins.registration import plugin_fields
 from trtllm_engram.runtime.cli import main
@@ -40,13 +40,14 @@ def constants(model):
     return arrays
 
 
+def dims_of(value):
+    return [one.dim_value or one.dim_param for one in value.type.tensor_type.shape.dim]
+
+
 def test_flat_residual_streams(store, tmp_path):
     """The inputs have lost their shape, which a Reshape gives back; the outputs have it."""
     model = export(store, tmp_path / "m.onnx", options=ModelOptions(flat_hidden=True))
-    sizes = {
-        value.name: [one.dim_value or one.dim_param for one in value.type.tensor_type.shape.dim]
-        for value in [*model.graph.input, *model.graph.output]
-    }
+    sizes = {value.name: dims_of(value) for value in [*model.graph.input, *model.graph.output]}
     residual = [store.config.hc_mult, store.config.hidden_size]
     for layer in store.config.layer_ids:
         assert sizes[f"layers.{layer}.hidden"] == ["values"]
@@ -77,6 +78,34 @@ def test_whole_model(store, tmp_path):
     ops = [node.op_type for node in model.graph.node]
     layer = ["EngramLookup", "EngramProject", "EngramGate"]
     assert ops == ["EngramHash", *layer, *layer]
+
+
+@pytest.mark.parametrize("order", SCALE_ORDERS)
+def test_packed_rows(store, tmp_path, order):
+    """By a lookup of their own, of the same ids and table."""
+    model = export(store, tmp_path / "m.onnx", options=ModelOptions(check_mxfp8=order))
+    lookups = [node for node in model.graph.node if node.op_type == "EngramLookup"]
+    packed = [node for node in lookups if len(node.output) == 2]
+    assert [len(node.output) for node in lookups] == [1, 2] * 2
+    dims = {value.name: dims_of(value) for value in model.graph.output}
+    row_dim = store.config.row_dim
+    for layer_id, node in zip(store.config.layer_ids, packed, strict=True):
+        values, *scales = packed_names(layer_id)
+        assert list(node.output) == [values, scales[SCALE_ORDERS.index(order)]]
+        assert dims[values] == ["tokens", row_dim // 4]
+        linear = ["tokens", row_dim // 128]
+        assert dims[node.output[1]] == (linear if order == "linear" else ["scale_words"])
+    assert [table_of(node) for node in packed] == [b"engram_1", b"engram_5"]
+
+
+def test_packed_rows_whose_scales_fill_no_words(tmp_path):
+    store = small_store(tmp_path, head_dim=32, n_heads=1)
+    options = ModelOptions(check_mxfp8="linear")
+    with pytest.raises(
+        InputError, match=r"^check_mxfp8: expected columns .* found \d scales of a t"
+    ):
+        export(store, tmp_path / "m.onnx", options=options)
+    export(store, tmp_path / "m.onnx", options=ModelOptions(check_mxfp8="128x4"))
 
 
 def table_of(node):
