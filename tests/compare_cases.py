@@ -4,12 +4,19 @@
 import pytest
 from engines import V4_COLUMNS, WRONG, wrong_store
 
-from trtllm_engram.builder.model import hidden_out_name
+from trtllm_engram.builder.model import ModelOptions, hidden_out_name, packed_names, rows_name
 from trtllm_engram.runtime.compare import Reference
 
 SIZES = {**V4_COLUMNS, "layers": (1, 14)}  # engine_fixtures' store's
 OUT = hidden_out_name(1)
 
+# What an engine gives out for checks, and which of layer 1 the three wrong tables break.
+FORMS = {
+    "rows": (ModelOptions(check_outputs=True), [rows_name(1)]),
+    "linear": (ModelOptions(check_mxfp8="linear"), packed_names(1)[:2]),
+    "128x4": (ModelOptions(check_mxfp8="128x4"), packed_names(1)[::2]),
+}
+in_each_form = pytest.mark.parametrize("form", FORMS)
 with_each_wrong_table = pytest.mark.parametrize(
     "spoil", [None, *WRONG.values()], ids=["right", *WRONG]
 )

@@ -5,26 +5,18 @@ import json
 import sys
 
 import pytest
-from compare_cases import spoilt, tables_toml, with_each_wrong_table
+from compare_cases import FORMS, in_each_form, spoilt, tables_toml, with_each_wrong_table
 from engine_cases import build_plan
 from engines import TEXT, on_gpu
 from fake_engine import FakeEngine, use_fake_tensorrt
 
-from trtllm_engram.builder.model import ModelOptions, packed_names, rows_name
+from trtllm_engram.builder.model import ModelOptions
 from trtllm_engram.runtime import gpus
 from trtllm_engram.runtime.cli import compare as command
 from trtllm_engram.runtime.cli import main
 from trtllm_engram.runtime.cli.version import package_version
 
 pytest_plugins = "engine_fixtures"
-
-# What an engine gives out for checks, and which of layer 1 the three wrong tables break.
-FORMS = {
-    "rows": (ModelOptions(check_outputs=True), [rows_name(1)]),
-    "linear": (ModelOptions(check_mxfp8="linear"), packed_names(1)[:2]),
-    "128x4": (ModelOptions(check_mxfp8="128x4"), packed_names(1)[::2]),
-}
-in_each_form = pytest.mark.parametrize("form", FORMS)
 
 
 @pytest.fixture

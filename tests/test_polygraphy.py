@@ -7,15 +7,26 @@ import sys
 
 import numpy as np
 import pytest
-from compare_cases import OUT, SIZES, spoilt, tables_toml, with_each_wrong_table
+from compare_cases import (
+    FORMS,
+    OUT,
+    SIZES,
+    in_each_form,
+    spoilt,
+    tables_toml,
+    with_each_wrong_table,
+)
+from engine_cases import build_plan
 from engines import WRONG, on_gpu, wrong_store
 
-from trtllm_engram.builder.model import hidden_out_name, rows_name
+from trtllm_engram.builder.model import hidden_out_name, packed_names, rows_name
 from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime.compare import Reference, make_feeds
 from trtllm_engram.runtime.compare.sizes import falling
 
 pytest_plugins = "engine_fixtures"
+
+OF_AN_ENGINE = {2: np.uint16, 1: np.int32}  # what BF16 and bytes come as, by their size
 
 _POLYGRAPHY = """
 import contextlib, importlib, sys
@@ -147,7 +158,7 @@ def test_sizes_fall():
 
 
 def test_polygraphy_functions_tell_wrong_tables(store, feed, outputs, tmp_path):
-    """compare_outputs takes either order, and BF16 as bits or as tensors."""
+    """compare_outputs takes either order, BF16 as bits and packed rows as words."""
     pytest.importorskip("polygraphy", reason="the extra `polygraphy` is not installed")
     from trtllm_engram.runtime.compare import polygraphy_runner as runner
 
@@ -155,7 +166,7 @@ def test_polygraphy_functions_tell_wrong_tables(store, feed, outputs, tmp_path):
     row = int(outputs["hash_ids"][5, 0, 7])
     wrong = Reference(wrong_store(tmp_path, WRONG["one byte flipped"], 1, row, **SIZES))(feed)
     found = {
-        name: array.view(np.uint16) if array.dtype.itemsize == 2 else array
+        name: array.view(OF_AN_ENGINE.get(array.dtype.itemsize, array.dtype))
         for name, array in wrong.items()
         if not name.endswith(".magnitude")
     }
@@ -163,8 +174,8 @@ def test_polygraphy_functions_tell_wrong_tables(store, feed, outputs, tmp_path):
     cases = [(found, outputs), (outputs, found), (found | more, outputs), (outputs, found | more)]
     for one, other in cases:
         results = runner.compare_outputs(one, other)
-        assert not results[rows_name(1)]
-        assert results[rows_name(14)]
+        assert not any(results[name] for name in (rows_name(1), packed_names(1)[0]))
+        assert all(results[name] for name in (rows_name(14), *packed_names(14), packed_names(1)[1]))
         assert not any(results[name] for name in more if name in results)
 
 
@@ -172,25 +183,30 @@ def test_polygraphy_functions_tell_wrong_tables(store, feed, outputs, tmp_path):
 
 
 @on_gpu
-def test_polygraphy_with_an_engine(store, plan):
+@in_each_form
+def test_polygraphy_with_an_engine(store, form):
     """The command of examples/polygraphy."""
     from trtllm_engram.plugins import library_path
 
+    plan = build_plan(store, f"{form}.plan", FORMS[form][0])
     options = ["--engram-store", store.path, "--plugins", library_path()]
     done = polygraphy(plan, "--trt", "--engram-ref", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Passed: 2/2 iterations" in done.stdout
+    assert all(f"{name}: " in done.stdout for name in FORMS[form][1])
 
 
 @on_gpu
 @with_each_wrong_table
-def test_polygraphy_tells_wrong_tables(store, plan, tmp_path, monkeypatch, spoil):
+@pytest.mark.parametrize("form", ["rows", "128x4"])
+def test_polygraphy_tells_wrong_tables(store, tmp_path, monkeypatch, spoil, form):
     """The same with tables that TRTLLM_ENGRAM_TABLES binds: exit code 1 where one is wrong."""
+    plan = build_plan(store, f"{form}.plan", FORMS[form][0])
     feed = make_feeds(store, [(37, 3), (1, 1)])[0]
     toml = tables_toml(tmp_path, {1: spoilt(store, tmp_path, spoil, feed), 14: store})
     monkeypatch.setenv("TRTLLM_ENGRAM_TABLES", str(toml))
     options = ["--engram-store", store.path, "--engram-placement", "none"]
     done = polygraphy(plan, "--trt", "--engram-ref", *options)
     assert done.returncode == (0 if spoil is None else 1), done.stdout + done.stderr
-    broken = f"{rows_name(1)}: " in done.stdout and "BROKEN" in done.stdout
-    assert broken == (spoil is not None)
+    assert ("BROKEN" in done.stdout) == (spoil is not None)
+    assert all(f"{name}: " in done.stdout for name in FORMS[form][1])
