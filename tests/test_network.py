@@ -8,8 +8,10 @@ import generators
 import ml_dtypes
 import numpy as np
 import pytest
+from engine_cases import host, on_torch
 from engines import (
     V4_COLUMNS,
+    SmallEngine,
     bits,
     on_gpu,
     run_network,
@@ -20,6 +22,7 @@ from engines import (
 from generators import HASH_INPUTS
 
 from trtllm_engram.builder import network, tensorrt_log
+from trtllm_engram.builder.dtypes import numpy_dtype
 from trtllm_engram.plugins import library_path
 from trtllm_engram.plugins.errors import EngramError
 from trtllm_engram.runtime import Tables, open_store, ops
@@ -232,8 +235,8 @@ def test_gate_golden(name):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("hc_mult", "hidden_size"), [(1, 80), (2, 641), (4, 640), (7, 32)])
 def test_gate_sizes(rng, hc_mult, hidden_size, dtype, in_place):
-    """Two gates in a row: in place, the second may overwrite what the first has made. Whether
-    TensorRT lets it is not seen here, only that the result is right."""
+    """Two gates in a row: in place, TensorRT may let the second overwrite what the first has made,
+    or copy it first."""
     hidden = rng.standard_normal((5, hc_mult, hidden_size)).astype(np.dtype(dtype))
     kv = bf16(rng, 5, (hc_mult + 1) * hidden_size)
     weights = bf16(rng, hc_mult, hidden_size), bf16(rng, hc_mult, hidden_size)
@@ -248,6 +251,29 @@ def test_gate_sizes(rng, hc_mult, hidden_size, dtype, in_place):
     np.testing.assert_allclose(
         found.astype(np.float64), expected.astype(np.float64), rtol=2.0**-6, atol=2.0**-6
     )
+
+
+@on_gpu
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gate_over_its_input(rng, dtype, in_place):
+    """One address for both, whether TensorRT would alias them or not: the same bits come out."""
+    kv = bf16(rng, 300, 5 * 640)
+    hidden = rng.standard_normal((300, 4, 640)).astype(numpy_dtype(dtype))
+    weights = bf16(rng, 4, 640), bf16(rng, 4, 640)
+
+    def make(net, hidden, kv):
+        return {"out": network.gate(net, hidden, kv, *weights, 1e-6, in_place=in_place)}
+
+    inputs = {"hidden": hidden, "kv": kv}
+    engine = SmallEngine(make, inputs, in_place=in_place)
+    apart = engine.run(inputs)["out"]
+    assert (bits(apart) != bits(hidden)).any(axis=-1).all()
+    tensors = on_torch(inputs)
+    over = tensors["hidden"]
+    found = engine.engine.execution().run(tensors, out={"out": over})["out"]
+    assert found is over
+    np.testing.assert_array_equal(host(over).ravel(), apart.reshape(-1).view(np.uint8))
 
 
 @on_gpu
