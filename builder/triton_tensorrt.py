@@ -13,8 +13,8 @@ cu_seqlens it makes of the numbers of tokens, and by these it shares the outputs
 one text: a batch of its own of more rows than one has no boundaries between them.
 
 What is joined must fit the engine. Triton asks BATCHER_FILE, this library, about every request that
-it may add to a batch, and it binds the tables as the model is loaded (cpp/src/triton_batcher.cpp);
-with sequences Triton takes no such library.
+it may add to a batch; bad ones it cancels; it binds the tables as the model is loaded and unbinds
+them as it goes (cpp/src/triton_batcher.cpp). With sequences Triton takes no such library.
 
 With sequences, next_lookback_ids is the state that Triton hands to lookback_ids of the sequence's
 next request; its first request has -1, nothing, in initial_state/.
@@ -43,13 +43,14 @@ TABLES_FILE = "tables.toml"
 BATCHER_FILE = "batchstrategy.so"
 # The parameters that it reads.
 MAX_TOKENS = "max_tokens"
+VOCAB_SIZE = "vocab_size"
 TABLES = "tables"  # names, with a comma between them
 _PROFILES = ["0", "1"]  # decode and prefill, of builder.engine.default_profiles
 
 
 def tensorrt_config(config: EngramConfig, serving: Serving) -> Message:
     """config.pbtxt for an engine with this residual dtype and at least max_batch requests.
-    Parameters: MAX_TOKENS, of the engine, and TABLES, where there are no sequences."""
+    Parameters: MAX_TOKENS, of the engine, VOCAB_SIZE and TABLES, where there are no sequences."""
     window = [config.max_ngram_size - 1]
     hidden = TYPES[serving.hidden_dtype]
     residual = [-1, config.hc_mult, config.hidden_size]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +77,25 @@ def waiting(server, name):
     return int(found[1])
 
 
+def request_of(store, size):
+    return {
+        "token_ids": np.zeros((1, size), np.int32),
+        "positions": np.arange(size)[None],
+        "lookback_ids": np.full((1, 2), -1, np.int32),
+        **hidden_of(store, 0, size),
+    }
+
+
+def send_to(connection, name, inputs, answers, number):
+    connection.async_infer(
+        name,
+        wrap(connection, inputs),
+        lambda result, error: answers.put((number, result, error)),
+        outputs=[output(connection, "next_lookback_ids")],
+        request_id=f"number {number}",
+    )
+
+
 def batches_of(server, store, model):
     """Sends a request that keeps the model busy, and all of SIZES; answers by their sizes, each the
     number of requests and of tokens that the model was given at a time."""
@@ -83,19 +103,7 @@ def batches_of(server, store, model):
     connection.load_model(name)
 
     def send(number, size):
-        ids = np.zeros((1, size), np.int32)
-        inputs = {
-            "token_ids": ids,
-            "positions": np.arange(size)[None],
-            "lookback_ids": np.full((1, 2), -1, np.int32),
-            **hidden_of(store, 0, size),
-        }
-        connection.async_infer(
-            name,
-            wrap(connection, inputs),
-            lambda result, error: answers.put((number, result, error)),
-            outputs=[output(connection, "next_lookback_ids")],
-        )
+        send_to(connection, name, request_of(store, size), answers, number)
 
     send(0, 1)
     wait_until(lambda: (model / "busy").exists(), server.log)
@@ -133,6 +141,82 @@ def test_what_closes_it(server, store, folder, spoil):
     assert any(joins_too_much() for _ in range(10))
 
 
+def with_value(name, place, value):
+    def spoil(inputs, store):
+        inputs[name][0, place] = store.token_map.size if value is None else value
+
+    return spoil
+
+
+def with_length(name, size):
+    def spoil(inputs, store):
+        inputs[name] = np.zeros((1, size, *inputs[name].shape[2:]), inputs[name].dtype)
+
+    return spoil
+
+
+def of_two_texts(inputs, store):
+    inputs.update({name: np.repeat(array, 2, axis=0) for name, array in inputs.items()})
+
+
+LENGTH = 9
+BAD = {
+    with_value("token_ids", 7, None): "token_ids[7]: expected 0 to {last}, found {vocabulary}",
+    with_value("token_ids", 0, -1): "token_ids[0]: expected 0 to {last}, found -1",
+    with_value("lookback_ids", 1, None): "lookback_ids[1]: expected -1 to {last}, found",
+    with_value("lookback_ids", 0, -2): "lookback_ids[0]: expected -1 to {last}, found -2",
+    with_length("positions", 8): "positions: expected 9 tokens, as in token_ids, found 8",
+    with_length("layers.5.hidden", 10): "layers.5.hidden: expected 9 tokens, as in token_ids",
+    of_two_texts: "token_ids: expected one text in a request, found 2",
+}
+
+
+def bad_requests(store):
+    """Each with what the log says of it."""
+    vocabulary = store.token_map.size
+    for spoil, said in BAD.items():
+        inputs = request_of(store, LENGTH)
+        spoil(inputs, store)
+        yield inputs, said.format(last=vocabulary - 1, vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_bad_request_fails_alone(server, store, folder, protocol):
+    model = make_model(store, folder / "models", f"alone-{protocol}")
+    (model / "go").touch()
+    connection = server.connect(protocol)
+    connection.load_model(model.name)
+    for inputs, said in bad_requests(store):
+        with pytest.raises(client(protocol).InferenceServerException, match=r"CANCELLED|400"):
+            connection.infer(model.name, wrap(connection, inputs), request_id="bad")
+        wait_until(lambda said=said: f"request 'bad' is cancelled: {said}" in server.log())
+        good = request_of(store, LENGTH)
+        outputs = [output(connection, "next_lookback_ids")]
+        answer = connection.infer(model.name, wrap(connection, good), outputs=outputs)
+        assert answer.as_numpy("next_lookback_ids").tolist() == [[1, LENGTH]]
+    connection.unload_model(model.name)
+
+
+def test_bad_requests_spoil_none_beside_them(server, store, folder):
+    model = make_model(store, folder / "models", "beside")
+    name, connection, answers = model.name, server.connect("grpc"), queue.Queue()
+    connection.load_model(name)
+    send_to(connection, name, request_of(store, 1), answers, 0)
+    wait_until(lambda: (model / "busy").exists(), server.log)
+    bad = [inputs for inputs, _ in bad_requests(store)]
+    sent = [one for inputs in bad for one in (inputs, request_of(store, LENGTH))]
+    for number, inputs in enumerate(sent, start=1):
+        send_to(connection, name, inputs, answers, number)
+    (model / "go").touch()
+    for _ in range(1 + len(sent)):
+        number, result, error = answers.get(timeout=PATIENCE)
+        assert (error is not None) == (number % 2 == 1), (number, error)
+        if error is None:
+            requests, tokens = result.as_numpy("next_lookback_ids")[0]
+            assert tokens == (requests * LENGTH if number else 1)
+    connection.unload_model(name)
+
+
 @pytest.mark.parametrize("text", ["many", "0", "131 tokens"])
 def test_a_parameter_that_is_no_number(server, store, folder, text):
     model = make_model(store, folder / "models", "bad-" + re.sub(" ", "-", text))
@@ -140,6 +224,46 @@ def test_a_parameter_that_is_no_number(server, store, folder, text):
     said = f"parameters: max_tokens: expected 1 or more, found '{text}'"
     with pytest.raises(client("http").InferenceServerException, match=said):
         server.connect("http").load_model(model.name)
+
+
+def tables_of(server):
+    """Those that the server has in memory."""
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    return sorted(set(re.findall(r"memfd:trtllm-engram:(\w+)\.values", maps)))
+
+
+def test_tables_go_with_the_last_model_and_come_as_the_file_has_them(server, store, folder):
+    """Two models on the same tables."""
+    connection, file = server.connect("http"), folder / "tables.toml"
+    models = [make_model(store, folder / "models", name) for name in ("first", "second")]
+    text = file.read_text()
+    on_disk = re.sub(r"(?s)(engram_5.*)", r'\1\nplacement = "disk"', text)
+
+    def has_tables(*names):
+        wait_until(lambda: tables_of(server) == list(names), lambda: tables_of(server))
+
+    has_tables()
+    for model in models:
+        connection.load_model(model.name)
+    has_tables("engram_1", "engram_5")
+    connection.unload_model("first")
+    wait_until(lambda: "successfully unloaded 'first'" in server.log())
+    has_tables("engram_1", "engram_5")
+    connection.unload_model("second")
+    has_tables()
+    file.write_text(on_disk)
+    connection.load_model("first")
+    has_tables("engram_1")
+    file.write_text(text)
+    connection.load_model("second")  # a table that has changed since
+    has_tables("engram_1", "engram_5")
+    file.write_text(on_disk)
+    (models[1] / "1/model.py").write_text(f"{MODEL}# changed\n")
+    connection.load_model("second")  # while it serves
+    has_tables("engram_1")
+    for model in models:
+        connection.unload_model(model.name)
+    has_tables()
 
 
 def another_name(text, store):

@@ -175,6 +175,26 @@ def test_sequences_interleaved(server, store):
 
 
 @on_gpu
+@pytest.mark.parametrize("size", [1, 9], ids=["graph", "enqueue"])
+def test_a_bad_request_is_an_error_of_its_own(server, store, size):
+    """Neither of the next one's nor of those beside it."""
+    connection, answers = server.connect("grpc"), queue.Queue()
+    good = request(store, text_of(store, size), 0, NOTHING)
+    bad = {**good, "token_ids": good["token_ids"] + store.token_map.size}
+    for number in range(30):
+        connection.async_infer(
+            "engram",
+            wrap(bad if number % 3 == 0 else good),
+            lambda result, error, number=number: answers.put((number, result, error)),
+        )
+    for _ in range(30):
+        number, result, error = answers.get(timeout=PATIENCE)
+        assert (error is not None) == (number % 3 == 0), error
+        if error is None:
+            answered(store, good, result)
+
+
+@on_gpu
 def test_no_more_tokens_than_the_engine_takes(tmp_path, store, plan, capsys):
     words = ["--form", "tensorrt", "--engine", str(plan), "--max-tokens", str(MAX_TOKENS + 1)]
     assert main(["triton", str(store.path), "--model-repository", str(tmp_path), *words]) == 2

@@ -20,6 +20,7 @@ from trtllm_engram.builder.triton_tensorrt import (
     PLAN_FILE,
     TABLES,
     TABLES_FILE,
+    VOCAB_SIZE,
     no_past,
     tensorrt_config,
 )
@@ -171,6 +172,7 @@ def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
     if not args.sequences:
         parameters = {
             MAX_TOKENS: str(_max_tokens(args.engine, args.max_tokens)),
+            VOCAB_SIZE: str(store.token_map.size),
             TABLES: ",".join(tables),
         }
         links = {BATCHER_FILE: library_path()}

@@ -157,6 +157,11 @@ class TableRegistry {
   std::shared_ptr<const Table> find(const std::string& name);
   //! The same, but throws Error, naming what was looked for and what there is.
   std::shared_ptr<const Table> require(const std::string& name);
+  //! Binds these names as that file has them now, all or none, for who ends by releasing them. One
+  //! whose entry has changed since it was bound is bound anew: who uses the old table keeps it.
+  void acquire(const std::vector<std::string>& names);
+  //! Unbinds those that the file has bound, once as many have released as had acquired.
+  void release(const std::vector<std::string>& names);
   //! Of the bind call that runs, if any.
   static BindState& state();
   //! Names and their tables now.
@@ -164,10 +169,21 @@ class TableRegistry {
 
  private:
   TableRegistry() = default;
+  //! What a name was last bound to by the environment's file.
+  struct Filed {
+    TableOptions options;
+    std::weak_ptr<const Table> table;
+  };
+
   void refuse_bound(const Bindings& bindings) const;
-  //! Adds names, by who holds loading_mutex_.
-  void load(const Bindings& bindings, const GroupOptions& group);
-  void bind_environment();
+  //! Adds names, or replaces their tables, by who holds loading_mutex_; `check` as in bind_tables.
+  void load(const Bindings& bindings, const GroupOptions& group,
+            const std::function<void()>& check);
+  //! All names of the file that are not bound; or of `names` also those that have changed there.
+  void bind_environment(const std::vector<std::string>* names);
+  //! Whether the name has the file's table, by who holds mutex_.
+  bool is_filed(const std::string& name) const;
+  [[noreturn]] void refuse_unbound(const std::string& name, const Bindings& filed) const;
 
   mutable std::mutex mutex_;
   //! Held while tables load, which takes minutes; other names are found meanwhile.
@@ -175,6 +191,8 @@ class TableRegistry {
   //! Held while the environment's tables load: who looks for a name waits for them.
   std::mutex environment_mutex_;
   TablesByName tables_;
+  std::map<std::string, Filed> filed_;
+  std::map<std::string, int64_t> num_acquired_;
 };
 
 //! The tables of a TOML text; relative paths are relative to `folder`, `place` names the text in

@@ -46,6 +46,8 @@ struct TableOptions {
   bool verify = false;                   //!< compare what is loaded with the store's sums
   std::optional<uint64_t> formula_seed;  //!< fill by builder/formula.py's formula, read no file
   std::string expect_content;            //!< refuse another content_id; empty: take any
+
+  bool operator==(const TableOptions&) const = default;
 };
 
 //! [group]: what is not there is as the launcher's variables say (launcher.h), else one rank.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdlib>
+#include <set>
 
 #include "copies.h"
 #include "engram/error.h"
@@ -66,7 +68,7 @@ TableRegistry& TableRegistry::instance() {
 
 void TableRegistry::bind(const Bindings& bindings) {
   const std::lock_guard loading(loading_mutex_);
-  load(bindings, group_options(bindings.group));
+  load(bindings, group_options(bindings.group), [&] { refuse_bound(bindings); });
 }
 
 void TableRegistry::refuse_bound(const Bindings& bindings) const {
@@ -79,7 +81,8 @@ void TableRegistry::refuse_bound(const Bindings& bindings) const {
   }
 }
 
-void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
+void TableRegistry::load(const Bindings& bindings, const GroupOptions& group,
+                         const std::function<void()>& check) {
   const std::optional<Error>& failure = bindings.failure;
   if (bindings.tables.empty() && !failure && group.size == 1) return;
   // The group's error comes once all ranks have.
@@ -93,10 +96,10 @@ void TableRegistry::load(const Bindings& bindings, const GroupOptions& group) {
   try {
     TablesByName loaded = bind_tables(bindings, group, state(), [&] {
       if (failure) throw *failure;
-      refuse_bound(bindings);
+      check();
     });
     const std::lock_guard lock(mutex_);
-    tables_.merge(loaded);
+    for (auto& [name, table] : loaded) tables_[name].swap(table);  // what it had is freed later
   } catch (...) {
     rest();
     throw;
@@ -126,7 +129,7 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
   const KeeperRole role(name, socket, keeper.id());  // ends before its tables are freed
   {
     const std::lock_guard loading(loading_mutex_);
-    load(bindings, {.name = "keeper/" + name});
+    load(bindings, {.name = "keeper/" + name}, [&] { refuse_bound(bindings); });
     const std::lock_guard lock(mutex_);
     for (const auto& [table, options] : bindings.tables) served.emplace(table, tables_.at(table));
   }
@@ -160,14 +163,21 @@ std::shared_ptr<const Table> TableRegistry::find(const std::string& name) {
     return found == tables_.end() ? nullptr : found->second;
   };
   if (auto table = bound()) return table;
-  bind_environment();
+  bind_environment(nullptr);
   return bound();
 }
 
 std::shared_ptr<const Table> TableRegistry::require(const std::string& name) {
   if (auto table = find(name)) return table;
+  refuse_unbound(name, {});
+}
+
+void TableRegistry::refuse_unbound(const std::string& name, const Bindings& filed) const {
+  std::set<std::string> known;
+  for (const auto& [bound, table] : tables()) known.insert(bound);
+  for (const auto& [there, options] : filed.tables) known.insert(there);
   std::string names;
-  for (const auto& [bound, table] : tables()) names += (names.empty() ? "" : ", ") + bound;
+  for (const std::string& one : known) names += (names.empty() ? "" : ", ") + one;
   const char* const path = environment_file();
   throw Error(ENGRAM_INVALID_ARGUMENT,
               concat("table '", name, "': expected a bound name, found ",
@@ -182,15 +192,66 @@ TablesByName TableRegistry::tables() const {
   return tables_;
 }
 
-void TableRegistry::bind_environment() {
+void TableRegistry::acquire(const std::vector<std::string>& names) {
+  bind_environment(&names);
+  const std::lock_guard lock(mutex_);
+  for (const std::string& name : names) ++num_acquired_[name];
+}
+
+void TableRegistry::release(const std::vector<std::string>& names) {
+  free_left_disk_lanes();
+  TablesByName freed;  // after the lock: freeing takes time
+  const std::lock_guard lock(mutex_);
+  for (const std::string& name : names) {
+    if (--num_acquired_[name] > 0) continue;
+    num_acquired_.erase(name);
+    if (is_filed(name)) freed.insert(tables_.extract(name));
+  }
+}
+
+bool TableRegistry::is_filed(const std::string& name) const {
+  const auto bound = tables_.find(name);
+  const auto filed = filed_.find(name);
+  return bound != tables_.end() && filed != filed_.end() &&
+         filed->second.table.lock() == bound->second;
+}
+
+void TableRegistry::bind_environment(const std::vector<std::string>* names) {
   const char* const path = environment_file();
-  if (path == nullptr) return;
+  if (path == nullptr && names == nullptr) return;
   const std::lock_guard environment(environment_mutex_);
-  Bindings missing = parse_tables_file(path);
+  Bindings missing = path == nullptr ? Bindings{} : parse_tables_file(path);
   const std::lock_guard loading(loading_mutex_);
-  // What the host bound itself, or binds meanwhile, comes first.
-  for (const auto& [name, table] : tables()) missing.tables.erase(name);
-  if (!missing.tables.empty() || missing.failure) load(missing, group_options(missing.group));
+  if (names != nullptr && !missing.failure) {
+    const TablesByName bound = tables();
+    for (const std::string& name : *names) {
+      if (!bound.contains(name) && !missing.tables.contains(name)) refuse_unbound(name, missing);
+    }
+    std::erase_if(missing.tables, [&](const auto& entry) {
+      return std::find(names->begin(), names->end(), entry.first) == names->end();
+    });
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(missing.tables, [&](const auto& entry) {
+      const auto& [name, options] = entry;
+      const auto filed = filed_.find(name);
+      const bool changed = filed == filed_.end() || filed->second.options != options;
+      // What the host bound itself, or binds meanwhile, comes first.
+      if (tables_.contains(name)) return names == nullptr || !is_filed(name) || !changed;
+      if (changed) return false;
+      // It was unbound, but somebody uses it: no second copy.
+      auto used = filed->second.table.lock();
+      if (used != nullptr) tables_.emplace(name, std::move(used));
+      return tables_.contains(name);
+    });
+  }
+  if (missing.tables.empty() && !missing.failure) return;
+  load(missing, group_options(missing.group), [] {});
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, options] : missing.tables) {
+    filed_.insert_or_assign(name, Filed{options, tables_.at(name)});
+  }
 }
 
 }  // namespace engram
