@@ -171,6 +171,8 @@ class PretrainedConfig:
         self.kv_dtype = dtype
         self.head_size = hidden_size // 4
         self.num_key_value_heads = 4
+        defaults = kw.pop("runtime_defaults", None)  # of config.json; an object afterwards
+        self.runtime_defaults = None if defaults is None else SimpleNamespace(**defaults)
         for name, value in kw.items():
             setattr(self, name, value)
 

@@ -8,7 +8,7 @@ from devices import on_sliceable_devices
 from generators import small_layout, small_token_map, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_kv import Executor, Sizes
+from paged_kv import UNUSED_BLOCK, Executor, Sizes
 from reference import LOST
 
 from trtllm_engram.plugins.errors import EngramError, InputError
@@ -96,6 +96,49 @@ def test_a_block_that_was_not_copied_is_found():
         executor.copy = lambda source, target, count: None
         with pytest.raises(InputError, match="in its KV cache slot, found another: a block was"):
             run(executor, ["add", "step", "step", "finish"] * 12)
+
+
+def as_a_ring(offsets, window):
+    """The blocks of an attention window of so many, which begin anew after the last."""
+    return np.take(offsets, np.arange(offsets.shape[2]) % window, axis=2)
+
+
+def as_left_over(offsets, window):
+    """Past an attention window, blocks that anybody had: here the next request's."""
+    past = np.arange(offsets.shape[2]) >= window
+    return np.where(past, np.roll(offsets[:, :, ::-1], 1, axis=0), offsets)
+
+
+@pytest.mark.parametrize("shorten", [as_a_ring, as_left_over])
+def test_an_attention_window_gives_no_wrong_row(shorten):
+    """Shorter than the sequences: slots are written over. Calls have the right row ids, or fail,
+    as the requests then do; whatever such requests leave is found by others as well."""
+    right = failed = 0
+    for seed in range(60):
+        executor = Executor(Sizes(), seed)
+        for event in ["add", "step", "step", "step", "step", "finish"] * 20:
+            if event == "add":
+                executor.add()
+            elif event == "finish" and executor.requests:
+                executor.finish(executor.requests[0])
+            elif event == "step" and (made := executor.step(1)):
+                call, after = made
+                offsets = call.arguments["block_offsets"]
+                known = np.where(offsets == UNUSED_BLOCK, offsets[:, :, :1], offsets)
+                call.arguments["block_offsets"] = shorten(known, 1 + seed % 3)
+                try:
+                    past = history(call)
+                except InputError as error:
+                    assert "in its KV cache slot, found another" in str(error)
+                    failed += 1
+                    while executor.requests:
+                        executor.finish(executor.requests[0])
+                    continue
+                found = ops.hash_ids(LAYOUT, TOKEN_MAP, call.arguments["token_ids"], *past)
+                np.testing.assert_array_equal(found, expected_ids(call))
+                after()
+                right += 1
+    assert min(right, failed) > 100
 
 
 def calls_of(executor, events):

@@ -296,6 +296,13 @@ PHANTOM_REFUSED = {
     "no pages": ({}, {"paged": None}, "kv_phantom: gpt_attention_plugin: expected to be on"),
     "padding": ({}, {"packed": False}, "kv_phantom: remove_input_padding: expected to be on"),
     "sinks": ({}, {"streamingllm": True}, "kv_phantom: --streamingllm: expected disable"),
+    "a window": (
+        {"runtime_defaults": {"max_attention_window": [128, 64], "sink_token_length": None}},
+        {"max_seq_len": 128},
+        "kv_phantom: runtime_defaults.max_attention_window: expected no attention window below "
+        "max_seq_len, 128, found 64: a cache of that length",
+    ),
+    "sliding": ({"sliding_window": 64}, {"max_seq_len": 65}, "kv_phantom: sliding_window: expected"),
     "no cache": ({}, {"use_cache": False}, "kv_phantom: use_cache: expected to be on, found False"),
 }
 

@@ -75,7 +75,7 @@ class EngramDecoderMixin:
         prepare = super().prepare_inputs  # type: ignore[misc]
         if self.engram is not None:
             front_end.refuse_fusions()
-            _check_inputs(self.engram.section, kwargs)
+            _check_inputs(self.engram.section, kwargs, self.config)
             if self.engram.section.history == "kv_phantom":
                 kwargs = phantom.with_layer(prepare, kwargs, self.config)
         inputs: dict[str, Any] = prepare(**kwargs)
@@ -134,10 +134,10 @@ def _check_config(config: Any, section: EngramSection) -> None:
         )
 
 
-def _check_inputs(section: EngramSection, settings: Mapping[str, Any]) -> None:
+def _check_inputs(section: EngramSection, settings: Mapping[str, Any], config: Any) -> None:
     """Settings of trtllm-build with which rows would be wrong."""
     if section.history == "kv_phantom":
-        phantom.check_settings(settings)
+        phantom.check_settings(settings, config)
     elif settings.get("max_draft_len"):
         raise InputError(
             f"--max_draft_len: expected 0 with history {section.history}, found "

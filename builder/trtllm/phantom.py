@@ -6,7 +6,7 @@ decoder, the first, of one head. Nothing attends to it; the hash node keeps toke
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trtllm_engram.builder.network import ITensor
@@ -36,7 +36,7 @@ def check_config(config: Any) -> None:
     slot_bytes(config)
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
+def check_settings(settings: Mapping[str, Any], config: Any) -> None:
     """Settings of trtllm-build under which slots are not as history.h has them."""
     needed = {
         "gpt_attention_plugin": front_end.plugin_setting("gpt_attention_plugin"),
@@ -61,6 +61,33 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             "kv_phantom: --speculative_decoding_mode: expected none or draft_tokens_external, "
             "found one whose drafts are trees: tokens side by side have no one history"
         )
+
+
+    longest = settings.get("max_seq_len") or getattr(config, "max_position_embeddings", None)
+    for name, window in _windows(config):
+        if longest is None or window < longest:
+            raise InputError(
+                f"kv_phantom: {name}: expected no attention window below max_seq_len, {longest}, "
+                f"found {window}: a cache of that length writes over the ids of earlier tokens; "
+                "build with a --max_seq_len that it holds, or with history explicit"
+            )
+
+
+def _windows(config: Any) -> Iterator[tuple[str, int]]:
+    """Lengths of attention that a checkpoint's config.json wishes for, by the names of several
+    families and of the executor's own defaults."""
+    defaults = getattr(config, "runtime_defaults", None) or {}
+    if not isinstance(defaults, Mapping):
+        defaults = {"max_attention_window": getattr(defaults, "max_attention_window", None)}
+    found = {
+        "runtime_defaults.max_attention_window": defaults.get("max_attention_window"),
+        "sliding_window": getattr(config, "sliding_window", None),
+        "attention_window_sizes": getattr(config, "attention_window_sizes", None),
+    }
+    for name, windows in found.items():
+        for window in windows if isinstance(windows, (list, tuple)) else [windows]:
+            if isinstance(window, int) and window > 0:
+                yield name, window
 
 
 def with_layer(
