@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import site
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from triton_asking import ALL, IDS, LAYERS, ask, check, hidden_of, ids_of, table_bytes, write_model
-from triton_server import MARKS, make_python, serve
+from triton_server import MARKS, client, make_python, serve
 from waiting import wait_until
 
 pytest_plugins = ["triton_fixtures"]
@@ -70,6 +72,37 @@ def test_a_reload_meets_while_the_old_one_serves(server):
     connection = server.connect("http")
     connection.load_model("engram")
     assert ask(connection, {"token_ids": IDS}, ["hash_ids"])["hash_ids"].shape == (1, 4, 2, 4)
+
+
+def test_a_killed_instance_fails_its_own_requests(server, store, folder):
+    """Others are answered, the server lives, and the model loaded again serves with both."""
+    write_model(store, folder / "models", "--name", "killed", "--instances", "2")
+    connection = server.connect("grpc")
+    others = set(server.stubs())
+    connection.load_model("killed")
+    wanted = ask(connection, {"token_ids": IDS}, ["hash_ids"], "killed")["hash_ids"]
+    os.kill(min(set(server.stubs()) - others), signal.SIGKILL)
+
+    def errors():
+        """Of requests one after the other, which the instances take in turn."""
+        found = []
+        for _ in range(8):
+            try:
+                answer = ask(connection, {"token_ids": IDS}, ["hash_ids"], "killed")
+            except client("grpc").InferenceServerException as error:
+                found.append(str(error))
+            else:
+                assert np.array_equal(answer["hash_ids"], wanted)
+        return found
+
+    failed = errors()
+    assert 0 < len(failed) < 8
+    assert all("is not healthy" in error for error in failed)
+    assert server.process.poll() is None
+    connection.unload_model("killed")
+    connection.load_model("killed")
+    assert not errors()
+    connection.unload_model("killed")
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import queue
+import re
 
 import ml_dtypes
 import numpy as np
 import pytest
 from triton_asking import IDS, LAYERS, PROTOCOLS, ask, ids_of, output, wrap, write_model
 from triton_server import MARKS, client
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 pytest_plugins = ["triton_fixtures"]
 pytestmark = MARKS
@@ -103,6 +104,57 @@ def test_one_bad_request_spoils_none_beside_it(server, store, expected):
         if error is None:
             wanted = expected["layers.5.hash_ids"]
             assert np.array_equal(result.as_numpy("hash_ids")[0, :, 1], wanted)
+
+
+BROKEN = """
+from trtllm_engram.runtime.triton.model import TritonPythonModel as Whole
+
+
+class TritonPythonModel(Whole):
+    def initialize(self, args):
+        super().initialize(args)
+        read, run = self._reader.read, self._executor.run
+
+        def broken_read(*args):
+            request = read(*args)
+            if 7 in request.pieces[0].token_ids:
+                raise KeyError("while reading")
+            return request
+
+        def broken_run(pieces, with_rows):
+            if any(9 in piece.token_ids for piece in pieces):
+                raise ValueError("while running")
+            return run(pieces, with_rows=with_rows)
+
+        self._reader.read, self._executor.run = broken_read, broken_run
+"""
+
+
+def test_whatever_goes_wrong_is_one_request_s_error(server, store, folder):
+    """Of a program with two faults that no request should meet."""
+    write_model(store, folder / "models", "--name", "broken")
+    (folder / "models/broken/1/model.py").write_text(BROKEN)
+    connection, answers = server.connect("grpc"), queue.Queue()
+    connection.load_model("broken")
+    stubs = server.stubs()
+    ids = {0: IDS, 1: IDS + 7, 2: IDS + 8}  # 1 has both
+    said = {1: "while reading", 2: "while running"}
+    for number in range(48):
+        connection.async_infer(
+            "broken",
+            wrap(connection, {"token_ids": ids[number % 3]}),
+            lambda result, error, number=number: answers.put((number, result, error)),
+            outputs=[output(connection, "hash_ids")],
+        )
+    for _ in range(48):
+        number, result, error = answers.get(timeout=PATIENCE)
+        assert (said[number % 3] in str(error)) if number % 3 else (error is None), (number, error)
+        if error is None:
+            assert result.as_numpy("hash_ids").shape == (1, 4, 2, 4)
+    assert server.stubs() == stubs
+    failed = r'^engram_errors_total{.*kind="failed".*model="broken".*} 32$'
+    wait_until(lambda: re.search(failed, server.metrics(), re.M), server.metrics)
+    connection.unload_model("broken")
 
 
 def test_a_model_without_its_store_is_unavailable(server, store, folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from .settings import Instance, Settings, parameters_of
 from .tensors import reads_text, to_tensor
 
 _REFUSALS = (InputError, EngramError, OSError, MemoryError)
+_logger = logging.getLogger("trtllm_engram")
 
 
 class TritonPythonModel:
@@ -61,23 +63,19 @@ class TritonPythonModel:
             except InputError as error:
                 self._executor.metrics.count_error(REFUSED)
                 responses[place] = _refused(error)
+            except Exception as error:
+                responses[place] = self._failed(error)
         for with_rows, with_hidden in ((False, False), (False, True), (True, False), (True, True)):
             places = [
                 place
                 for place, one in read.items()
                 if (one.needs_rows, bool(one.pieces[0].hidden)) == (with_rows, with_hidden)
             ]
-            try:
-                made = self._run([read[place] for place in places], with_rows)
-            except _REFUSALS as error:
-                made = [_refused(error) for _ in places]
-                for _ in places:
-                    self._executor.metrics.count_error(FAILED)
-            else:
-                for place in places:
-                    self._keep(requests[place], read[place])
+            made = self._answer([read[place] for place in places], with_rows)
             for place, response in zip(places, made, strict=True):
                 responses[place] = response
+                if not response.has_error():
+                    self._keep(requests[place], read[place])
         self._published.update()
         return responses
 
@@ -115,6 +113,23 @@ class TritonPythonModel:
         outputs = frozenset(request.requested_output_names())
         past = self._past(request) if self._max_sequences else None
         return self._reader.read(tensors, outputs, past)
+
+    def _answer(self, requests: Sequence[Request], with_rows: bool) -> list[Any]:
+        """A response for each; where they fail together, each has its own error, or none."""
+        try:
+            return self._run(requests, with_rows)
+        except Exception as error:
+            if len(requests) == 1:
+                return [self._failed(error)]
+        return [one for request in requests for one in self._answer([request], with_rows)]
+
+    def _failed(self, error: Exception) -> Any:
+        """A response with an error that is not the request's alone to mend, and its place in the
+        log where it is none of ours."""
+        self._executor.metrics.count_error(FAILED)
+        if not isinstance(error, _REFUSALS):
+            _logger.error("a request failed", exc_info=error)
+        return _refused(error)
 
     def _run(self, requests: Sequence[Request], with_rows: bool) -> list[Any]:
         pieces = [piece for request in requests for piece in request.pieces]
@@ -181,4 +196,4 @@ def _refused(error: BaseException) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
