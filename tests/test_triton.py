@@ -26,6 +26,7 @@ from trtllm_engram.plugins import library_path
 from trtllm_engram.runtime import Tables, open_store
 from trtllm_engram.runtime.bench import serving
 from trtllm_engram.runtime.cli import triton as cli_triton
+from trtllm_engram.runtime.engine import TensorInfo
 from trtllm_engram.runtime.hidden import SeededHidden
 from trtllm_engram.runtime.pieces import Executor, Piece
 from trtllm_engram.runtime.session import EngramSession
@@ -111,18 +112,145 @@ def test_a_repository_of_the_tensorrt_form(run, files):
     assert {one["numa"] for one in described.values()} == {"interleave"}
 
 
+def stand_in(store, **changes):
+    """An engine of `build --flat-hidden`, as runtime.engine tells of it; TensorRT's own are in
+    test_triton_tensorrt.py."""
+    config = store.config
+    window = TensorInfo("int32", (None, config.max_ngram_size - 1))
+    tokens = TensorInfo("int32", (None,))
+    inputs = {"token_ids": tokens, "positions": TensorInfo("int64", (None,)), "cu_seqlens": tokens}
+    inputs["lookback_ids"] = window
+    outputs = {"next_lookback_ids": window}
+    residual = (None, config.hc_mult, config.hidden_size)
+    for layer in config.layer_ids:
+        inputs[f"layers.{layer}.hidden"] = TensorInfo("bfloat16", (None,))
+        outputs[f"layers.{layer}.hidden_out"] = TensorInfo("bfloat16", residual)
+    profiles = [
+        input_shapes(store, ModelOptions(flat_hidden=True), tokens, 64) for tokens in (64, 128)
+    ]
+    engine = SimpleNamespace(inputs=inputs, outputs=outputs, num_profiles=2)
+    engine.shape_range = lambda name, profile: ((0,), profiles[profile][name])
+    for key, value in changes.items():
+        getattr(engine, key).update(value)
+    return engine
+
+
 def test_no_more_tokens_than_the_engine_takes(run, files, monkeypatch):
-    """Where it can be read; here by a stand-in for it, on a GPU in test_triton_tensorrt.py."""
-    engine = SimpleNamespace(num_profiles=2, shape_range=lambda name, profile: ((1,), (128,)))
+    engine = stand_in(open_store(files / "store"))
     monkeypatch.setattr(cli_triton, "Engine", lambda plan: engine)
     words = ("triton", "store", "--model-repository", "sized", *TENSORRT)
     code, _, err = run(*words, *MAX_TOKENS)
     assert code == 2
     assert only_line(err).endswith("--max-tokens: expected at most text's 128, found 131")
     for name, options, expected in (("all", (), 128), ("fewer", ("--max-tokens", "100"), 100)):
-        assert run(*words, *options, "--name", name)[0] == 0
+        code, out, _ = run(*words, *options, "--name", name)
+        assert code == 0
+        assert "not checked" not in out
         config = (files / "sized" / name / "config.pbtxt").read_text()
         assert f'key: "max_tokens"\n  value {{\n    string_value: "{expected}"\n' in config
+
+
+UNFIT = {
+    "another hidden size": (
+        {"inputs": {"layers.5.hidden": TensorInfo("bfloat16", (None, 2, 65))}},
+        (),
+        "text: layers.5.hidden: expected bfloat16 ['any'], of `build --flat-hidden` for this "
+        "store, found bfloat16 ['any', 2, 65]",
+    ),
+    "another layer": (
+        {"inputs": {"layers.6.hidden": TensorInfo("bfloat16", (None,))}},
+        (),
+        "layers.5.hidden, of `build --flat-hidden` for this store, found token_ids,",
+    ),
+    "another window": (
+        {"inputs": {"lookback_ids": TensorInfo("int32", (None, 3))}},
+        (),
+        "text: lookback_ids: expected int32 ['any', 2], of",
+    ),
+    "another dtype": ({}, ("--hidden-dtype", "float16"), "layers.1.hidden: expected float16 ['any"),
+    "no lookback": (
+        {"outputs": {"next_lookback_ids": TensorInfo("int64", (None, 2))}},
+        (),
+        "text: expected an output next_lookback_ids int32, of",
+    ),
+    "too many requests": (
+        {},
+        ("--max-batch", "65"),
+        "--max-batch: expected at most text's 64, fou",
+    ),
+}
+
+
+@pytest.mark.parametrize("kept", [(), ("--sequences",)], ids=["alone", "sequences"])
+@pytest.mark.parametrize(("changes", "options", "said"), UNFIT.values(), ids=UNFIT.keys())
+def test_an_engine_that_does_not_fit_is_refused(
+    run, files, monkeypatch, changes, options, said, kept
+):
+    engine = stand_in(open_store(files / "store"), **changes)
+    monkeypatch.setattr(cli_triton, "Engine", lambda plan: engine)
+    words = ("triton", "store", "--model-repository", "unfit", *TENSORRT)
+    code, _, err = run(*words, *options, *kept)
+    assert code == 2
+    assert said in only_line(err)
+    assert not (files / "unfit").exists()
+
+
+def test_an_engine_with_values_of_another_stream_is_refused(run, files, monkeypatch):
+    store = open_store(files / "store")
+    engine = stand_in(store)
+    whole = engine.shape_range
+
+    def shape_range(name, profile):
+        least, most = whole(name, profile)
+        return least, (most[0] + 2,) if name == "layers.5.hidden" else most
+
+    engine.shape_range = shape_range
+    monkeypatch.setattr(cli_triton, "Engine", lambda plan: engine)
+    code, _, err = run("triton", "store", "--model-repository", "values", *TENSORRT)
+    assert code == 2
+    values = 64 * store.config.hc_mult * store.config.hidden_size
+    assert f"text: layers.5.hidden: expected {values} values of 64 tokens, as" in only_line(err)
+
+
+def test_an_engine_of_another_store_is_refused(run, files):
+    """By the fingerprint in it, which needs no TensorRT; the rest is said to be unchecked."""
+    words = ("triton", "store", "--model-repository", "prints", "--form", "tensorrt", *MAX_TOKENS)
+    (files / "other.plan").write_bytes(b"\0" + b"5" * 64 + b"\0")
+    code, _, err = run(*words, "--engine", "other.plan")
+    assert code == 2
+    assert only_line(err).endswith(f"found one of {'5' * 64}")
+    own = open_store(files / "store").manifest.fingerprint
+    (files / "own.plan").write_bytes(b"5" * 64 + own.encode())
+    code, out, _ = run(*words, "--engine", "own.plan", "--json")
+    assert code == 0
+    assert json.loads(out)["engine"].startswith("not checked: engine: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--device", "cuda:1,cuda:0,cuda:1"), "--device: expected each GPU once, found cuda:1,cu"),
+        (("--max-batch", "4097"), "--max-batch: expected at most 4096 with --form tensorrt, found"),
+        (("--numa", "nodes"), "error: table 'engram_1': numa: expected \"default\""),
+        (("--scales", "host"), "error: table 'engram_1': scales: expected host with placement dis"),
+    ],
+)
+def test_what_the_tensorrt_form_refuses(run, files, options, said):
+    words = ("triton", "store", "--model-repository", "refused", *TENSORRT, *MAX_TOKENS)
+    code, _, err = run(*words, *options)
+    assert code == 2
+    assert said in only_line(err)
+    assert not (files / "refused").exists()
+
+
+@pytest.mark.parametrize("version", ["1.26.4", "2.3.1"])
+def test_text_with_numpy_2_is_said_to_be_refused(run, files, monkeypatch, version):
+    monkeypatch.setattr(np, "__version__", version)
+    for options, is_said in (((), version[0] == "2"), (("--no-text",), False)):
+        words = ("--name", f"numpy-{version}-{len(options)}", *options)
+        code, out, _ = run("triton", "store", "--model-repository", "texts", *words)
+        assert code == 0
+        assert ("needs numpy below 2" in out) == is_said
 
 
 def test_hot_rows_of_the_python_form(run, files):

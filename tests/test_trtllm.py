@@ -302,7 +302,11 @@ PHANTOM_REFUSED = {
         "kv_phantom: runtime_defaults.max_attention_window: expected no attention window below "
         "max_seq_len, 128, found 64: a cache of that length",
     ),
-    "sliding": ({"sliding_window": 64}, {"max_seq_len": 65}, "kv_phantom: sliding_window: expected"),
+    "sliding": (
+        {"sliding_window": 64},
+        {"max_seq_len": 65},
+        "kv_phantom: sliding_window: expected",
+    ),
     "no cache": ({}, {"use_cache": False}, "kv_phantom: use_cache: expected to be on, found False"),
 }
 

@@ -6,9 +6,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trtllm_engram.builder.files import reading, stat_regular
 from trtllm_engram.builder.layers import table_name
@@ -27,17 +30,20 @@ from trtllm_engram.builder.triton_tensorrt import (
 from trtllm_engram.plugins import library_path
 from trtllm_engram.plugins.errors import EngramError, InputError
 
+from .. import _native
 from ..devices import AUTO, choose_device, parse_device
 from ..engine import Engine
 from ..group import Group
 from ..store import Store, open_store
 from ..tables import to_toml
+from ..triton.plans import check_fingerprint, check_flat_engine
 from ..triton.settings import Settings
 from . import console, shared_options
 
 EXAMPLE = "trtllm-engram triton STORE --model-repository models"
 
 _MAX_TOKENS = 8192
+_MAX_BATCH_OF_ENGINES = 4096  # their config.pbtxt has a line of all sizes of a batch
 # Of glibc: the server's many threads give large buffers back when they are done with them.
 _MALLOC = "MALLOC_ARENA_MAX=4 MALLOC_MMAP_THRESHOLD_=262144"
 _TABLE_CHOICES = {
@@ -122,15 +128,31 @@ def run(args: argparse.Namespace) -> int:
     if args.engine is not None:
         stat_regular(args.engine)
     write = {"python": _write_python, "tensorrt": _write_tensorrt}[args.form]
-    folder, launch = write(args, open_store(args.store, checkpoint=args.checkpoint))
+    store = open_store(args.store, checkpoint=args.checkpoint)
+    _check_tables(args, store)
+    written = write(args, store)
     if args.json:
-        console.print_json({"model": args.name, "folder": str(folder), "launch": launch})
+        console.print_json({"model": args.name, **written})
     else:
-        console.print_pairs([("model", str(folder)), ("launch", launch)])
+        pairs = [("model", written.pop("folder")), ("launch", written.pop("launch"))]
+        console.print_pairs([*pairs, *written.items()])
     return 0
 
 
-def _write_python(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
+def _check_tables(args: argparse.Namespace, store: Store) -> None:
+    """Refuses options that binding would refuse, as far as that is told without tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / TABLES_FILE
+        file.touch(mode=0o600)
+        file.write_text(_tables_toml(args, store), encoding="utf-8")
+        try:
+            _native.check_tables_file(str(file))
+        except InputError as error:
+            raise InputError(str(error).removeprefix(f"tables: {file}: ")) from None
+
+
+def _write_python(args: argparse.Namespace, store: Store) -> dict[str, str]:
+    """The new model's folder, how it is launched, and notes."""
     gpus = _gpus(args.device)
     if args.engine is not None and not gpus:
         raise InputError(f"--engine: expected a GPU for --device, found {args.device}")
@@ -146,64 +168,86 @@ def _write_python(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
     files = {"1/model.py": MODEL_PY.encode()}
     folder = write_model(args.model_repository, args.name, config, files)
     python = shlex.quote(str(Path(sys.executable).absolute().parent))
-    return folder, f'{_MALLOC} PATH={python}:"$PATH" {_tritonserver(args)}'
+    launch = f'{_MALLOC} PATH={python}:"$PATH" {_tritonserver(args)}'
+    written = {"folder": str(folder), "launch": launch}
+    if not args.no_text and not np.__version__.startswith("1."):
+        written["text"] = (
+            f"needs numpy below 2 in the Python of the launch line, which has {np.__version__}; "
+            "--no-text takes any"
+        )
+    return written
 
 
-def _write_tensorrt(args: argparse.Namespace, store: Store) -> tuple[Path, str]:
+def _write_tensorrt(args: argparse.Namespace, store: Store) -> dict[str, str]:
+    """As _write_python."""
     if args.engine is None:
         raise InputError("--form tensorrt: expected --engine PLAN, found none")
     if args.no_text:
         raise InputError("--no-text: expected with --form python")
     if args.sequences and args.max_tokens:
         raise InputError("--max-tokens: expected without --sequences in --form tensorrt")
+    if args.max_batch > _MAX_BATCH_OF_ENGINES:
+        raise InputError(
+            f"--max-batch: expected at most {_MAX_BATCH_OF_ENGINES} with --form tensorrt, found "
+            f"{args.max_batch}"
+        )
     found = [parse_device("cuda:0" if one == AUTO else one) for one in args.device.split(",")]
     gpus = [ordinal for ordinal in found if ordinal is not None]
     if len(gpus) != len(found):
         raise InputError(f"--device: expected GPUs with --form tensorrt, found {args.device}")
-    options = _table_options(args)
-    tables = {
-        table_name(layer): {"store": store, "layer": layer, **options}
-        for layer in store.config.layer_ids
-    }
-    group = None if args.keeper is None else Group(keeper=args.keeper)
+    _check_devices(args.device, gpus)
     with reading(args.engine):
         plan = args.engine.read_bytes()
+    check_fingerprint(args.engine, plan, store)
+    max_tokens, unchecked = _check_engine(args, store)
     parameters, links = {}, {}
     if not args.sequences:
         parameters = {
-            MAX_TOKENS: str(_max_tokens(args.engine, args.max_tokens)),
+            MAX_TOKENS: str(max_tokens),
             VOCAB_SIZE: str(store.token_map.size),
-            TABLES: ",".join(tables),
+            TABLES: ",".join(map(table_name, store.config.layer_ids)),
         }
         links = {BATCHER_FILE: library_path()}
     config = tensorrt_config(store.config, _serving(args, gpus, parameters))
     files = {
         f"1/{PLAN_FILE}": plan,
         NO_PAST_FILE: no_past(store.config),
-        TABLES_FILE: to_toml(tables, group).encode(),
+        TABLES_FILE: _tables_toml(args, store).encode(),
     }
     folder = write_model(args.model_repository, args.name, config, files, links)
     tables_file = shlex.quote(str((folder / TABLES_FILE).absolute()))
     plugins = shlex.quote(f"tensorrt,plugins={library_path()}")
-    return folder, (
-        f"TRTLLM_ENGRAM_TABLES={tables_file} {_tritonserver(args)} --backend-config={plugins}"
-    )
+    launch = f"TRTLLM_ENGRAM_TABLES={tables_file} {_tritonserver(args)} --backend-config={plugins}"
+    notes = {} if unchecked is None else {"engine": f"not checked: {unchecked}"}
+    return {"folder": str(folder), "launch": launch, **notes}
 
 
-def _max_tokens(plan: Path, given: int | None) -> int:
-    """Those given, or of the engine's largest profile, which are the most where it can be read."""
+def _check_engine(args: argparse.Namespace, store: Store) -> tuple[int | None, str | None]:
+    """Tokens at a time: those given, or of the engine's largest profile, which are the most; and
+    why the engine cannot be looked at, where that is so."""
+    given = args.max_tokens
     try:
-        engine = Engine(plan)
+        engine = Engine(args.engine)
     except EngramError as error:
-        if given is not None:
-            return given
-        raise InputError(
-            f"--max-tokens: expected `build`'s, where the engine cannot be read: {error}"
-        ) from error
+        if given is None and not args.sequences:
+            raise InputError(
+                f"--max-tokens: expected `build`'s, where the engine cannot be read: {error}"
+            ) from error
+        return given, str(error)
+    check_flat_engine(args.engine, engine, store, args.hidden_dtype, args.max_batch)
     (most,) = engine.shape_range("token_ids", engine.num_profiles - 1)[1]
     if given is not None and given > most:
-        raise InputError(f"--max-tokens: expected at most {plan}'s {most}, found {given}")
-    return most if given is None else given
+        raise InputError(f"--max-tokens: expected at most {args.engine}'s {most}, found {given}")
+    return most if given is None else given, None
+
+
+def _tables_toml(args: argparse.Namespace, store: Store) -> str:
+    options = _table_options(args)
+    tables = {
+        table_name(layer): {"store": store, "layer": layer, **options}
+        for layer in store.config.layer_ids
+    }
+    return to_toml(tables, None if args.keeper is None else Group(keeper=args.keeper))
 
 
 def _serving(args: argparse.Namespace, gpus: Sequence[int], parameters: dict[str, str]) -> Serving:
@@ -237,4 +281,13 @@ def _gpus(devices: str) -> tuple[int, ...]:
     gpus = tuple(ordinal for ordinal in found if ordinal is not None)
     if len(gpus) != len(found) and len(found) > 1:
         raise InputError(f"--device: expected cpu alone or GPUs alone, found {devices}")
+    _check_devices(devices, gpus)
     return gpus
+
+
+def _check_devices(devices: str, gpus: Sequence[int]) -> None:
+    if len(set(gpus)) < len(gpus):
+        raise InputError(
+            f"--device: expected each GPU once, found {devices}; --instances sets how many "
+            "instances each has"
+        )
