@@ -62,7 +62,6 @@ def check_settings(settings: Mapping[str, Any], config: Any) -> None:
             "found one whose drafts are trees: tokens side by side have no one history"
         )
 
-
     longest = settings.get("max_seq_len") or getattr(config, "max_position_embeddings", None)
     for name, window in _windows(config):
         if longest is None or window < longest:
