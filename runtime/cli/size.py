@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Which placement of a model's tables fits where: bytes of each node and GPU, how long the\n"
         "files take to read, and how many tokens a second lookups allow one GPU, by the rates\n"
-        "measured on an H200 (docs/scaling.md). Nothing is shared between nodes: every node needs\n"
-        "what one needs."
+        "measured on an H200 (docs/scaling.md); a dash where none was measured. Nothing is shared\n"
+        "between nodes: every node needs what one needs."
     )
     parser.add_argument(
         "model",
