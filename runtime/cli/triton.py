@@ -134,8 +134,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         console.print_json({"model": args.name, **written})
     else:
-        pairs = [("model", written.pop("folder")), ("launch", written.pop("launch"))]
-        console.print_pairs([*pairs, *written.items()])
+        model, launch = written.pop("folder"), written.pop("launch")
+        console.print_pairs([("model", model), *written.items(), ("launch", launch)])
     return 0
 
 
