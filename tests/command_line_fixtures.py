@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for `pytest_plugins = ["command_line_fixtures"]`."""
 
+import secrets
+
 import pytest
 from checkpoints import small_checkpoint
 from command_line import TEXT
@@ -31,3 +33,8 @@ def run(capsys, monkeypatch, files):
         return code, captured.out, captured.err
 
     return run_command
+
+
+@pytest.fixture
+def keeper_name():
+    return f"test-{secrets.token_hex(4)}"
