@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -42,6 +43,18 @@ def open_files(process: int | str) -> list[str]:
         with contextlib.suppress(OSError):  # closed meanwhile, as the listing's own is
             files.append(str(link.readlink()))
     return files
+
+
+class Mallinfo2(ctypes.Structure):
+    """Of <malloc.h>."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
 
 
 class Rank:
@@ -80,6 +93,14 @@ class Rank:
             self.bind(toml)
             self.close()
 
+    def heap_bytes(self) -> int:
+        """What C and C++ have of the heap: malloc's chunks in use and its mappings."""
+        gc.collect()
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2.restype = Mallinfo2
+        found = mallinfo2()
+        return int(found.uordblks + found.hblkhd)
+
     def verify(self, name: str, seed: int = 0) -> int:
         """How many bytes of a table were compared with the formula; all were right."""
         about = describe_tables()[name]
@@ -100,6 +121,10 @@ class Rank:
                     raise ValueError(f"{name}: {tensor}: byte {wrong} of {size} is wrong")
                 checked += len(expected)
         return checked
+
+    def view(self, name: str, device: int = 0) -> None:
+        """As a lookup on a GPU does, which loads what a process alone has not loaded."""
+        _native.table_view(name, device)
 
     def touch(self, name: str) -> int:
         """Reads every page of a table's values."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that are bound, attached and freed again and again leave nothing behind."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from waiting import wait_until
 pytest_plugins = "table_fixtures"
 pytestmark = [pytest.mark.multiproc, pytest.mark.xdist_group("table_leaks")]
 CYCLES = 200
+TURNS = 4  # that they are done in, where each is looked at
+SMALLEST_CHUNK = 32  # bytes, of malloc
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,30 @@ def test_attach_cycles_leak_nothing(node, store, tmp_path):
     wait_until(
         lambda: keeper_descriptors(keeper) == held, lambda: (keeper_descriptors(keeper), held)
     )
+
+
+@pytest.mark.parametrize("size", [1, 2], ids=["alone", "two ranks"])
+@pytest.mark.parametrize("memory", ["keeper", "memfd"])
+def test_cycles_leave_the_heap_as_it_was(release_node, store, tmp_path, memory, size):
+    """One small object a cycle shows in each turn; what else grows does not do so each time."""
+    ranks = release_node.ranks(size)
+    if memory == "keeper":
+        keeper = Keeper(release_node, tmp_path, store)
+        keeper.is_ready()
+        job = attaching(tmp_path, store, keeper, size=size, layers=(1, 5))
+    else:
+        job = Job(tmp_path, store, size, layers=(1, 5), memory=memory)
+    heaps = []
+    for _ in range(1 + TURNS):  # the first makes what is made once
+        for rank in ranks:
+            rank.ask("cycles", toml=job.toml(rank.rank), count=CYCLES // TURNS)
+        for rank in ranks:
+            rank.result()
+        heaps.append([rank.do("heap_bytes") for rank in ranks])
+    for rank in ranks:
+        grown = [after[rank.rank] - before[rank.rank] for before, after in pairwise(heaps)]
+        assert min(grown) < CYCLES // TURNS * SMALLEST_CHUNK, grown
+    release_node.end_processes()
 
 
 def keeper_descriptors(keeper):
