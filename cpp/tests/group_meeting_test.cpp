@@ -4,6 +4,7 @@
 #include <sys/un.h>
 
 #include "groups.h"
+#include "sockets.h"
 
 namespace engram {
 namespace {
@@ -48,6 +49,15 @@ TEST_CASE("kill -9 in the meeting") {
   }
 }
 
+//! A process that connects to rank 0, and says nothing.
+Process silent(const Address& address, const std::string& word) {
+  return Process([=] {
+    const Connection made = connect(address, word);
+    sleep_s(kNever);
+    return std::string();
+  });
+}
+
 TEST_CASE("kill -9 before the first word is an error soon, not only after the timeout") {
   const std::string name = new_name();
   const Address address{"group/" + name, ""};
@@ -67,17 +77,33 @@ TEST_CASE("kill -9 before the first word is an error soon, not only after the ti
     hub.signal(SIGKILL);
     CHECK(spoke.result() == concat("rank 0: died in the meeting (pid ", hub.pid(), ")"));
   }
-  // A rank that has connected, and not said which it is.
+  // A rank that has connected, and said nothing.
   std::vector<Process> ranks;
   for (const int32_t rank : {0, 1}) ranks.push_back(start(options_of(name, rank, 3), met));
-  const Process rank([&] {
-    const Connection made = connect(address, deadline_after(kPatience));
-    sleep_s(kNever);
-    return std::string();
-  });
+  const Process rank = silent(address, "rank2");
   REQUIRE(ranks[0].connects(2));
   rank.signal(SIGKILL);
   check_all(ranks, concat("rank 2: did not come; pid ", rank.pid(), " died as it came"));
+}
+
+TEST_CASE("kill -9 of who comes again, or is no rank, shortens nobody's wait") {
+  const auto met = [](Group&) { return std::string("met"); };
+  for (const char* const word : {"rank2", "", "rank7"}) {
+    CAPTURE(word);
+    const std::string name = new_name();
+    const Address address{"group/" + name, ""};
+    const bool comes_again = word == std::string("rank2");
+    const double timeout_s = comes_again ? kPatience : Group::kGraceSeconds + 2;
+    std::vector<Process> ranks;
+    ranks.push_back(start(options_of(name, 0, 3, timeout_s), met));
+    const Process stranger = silent(address, word);
+    REQUIRE(ranks[0].connects(1));
+    stranger.signal(SIGKILL);
+    REQUIRE(ranks[0].connects(0));
+    ranks.push_back(start(options_of(name, 1, 3, timeout_s), met));
+    if (comes_again) ranks.push_back(start(options_of(name, 2, 3, timeout_s), met));
+    check_all(ranks, comes_again ? "met" : concat("rank 2: never came within ", timeout_s, " s"));
+  }
 }
 
 TEST_CASE("a rank that never comes is named by all who came, after the timeout") {

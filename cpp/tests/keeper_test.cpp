@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "sockets.h"
 #include "stores.h"
 #include "table/bind.h"
 #include "table/keeper_protocol.h"
@@ -148,7 +149,7 @@ TEST_CASE("keeper: more connections than it may have open wait, and end nothing"
   REQUIRE(prlimit(pid, RLIMIT_NOFILE, &low, nullptr) == 0);
   std::vector<Connection> idle;
   for (int i = 0; i < 60; ++i) {
-    idle.push_back(connect(keeper_address(name, ""), deadline_after(kPatience)));
+    idle.push_back(connect(keeper_address(name, "")));
   }
   CHECK(comes_true([&] { return num_open() >= before + 15; }));
   // NOTE: before any leaves: UBSan opens pipes to look at what is thrown, and takes their lack for
@@ -169,7 +170,7 @@ TEST_CASE("keeper: requests that are none close their connection, and nobody els
     REQUIRE(connection);
     connection->send({.data = request, .fds = {}}, deadline_after(kPatience));
     try {
-      return connection->receive(deadline_after(kPatience)).data.at("type").get<std::string>();
+      return receive(*connection).data.at("type").get<std::string>();
     } catch (const Disconnected&) {
       return "closed";
     }

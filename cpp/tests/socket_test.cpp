@@ -9,7 +9,7 @@
 
 #include <atomic>
 
-#include "ranks.h"
+#include "sockets.h"
 #include "texts.h"
 
 namespace engram {
@@ -71,7 +71,7 @@ TEST_CASE("a message's bytes and descriptors arrive, however many") {
         message.fds.push_back(numbered_file(static_cast<int>(i)));
       }
       std::thread sender([&, &from = here] { from.send(message, deadline_after(kPatience)); });
-      const Message got = there.receive(deadline_after(kPatience));
+      const Message got = receive(there);
       sender.join();
       CHECK(got.data == message.data);
       REQUIRE(got.fds.size() == num_fds);
@@ -88,19 +88,17 @@ TEST_CASE("what the other end has not read is known") {
   CHECK(here.unread_bytes() <= 1);
   here.send({std::string(5000, 'x'), {}}, deadline_after(kPatience));
   CHECK(here.unread_bytes() >= 5000);
-  there.receive(deadline_after(kPatience));
+  receive(there);
   CHECK(here.unread_bytes() <= 1);
 }
 
 TEST_CASE("waiting ends at the deadline") {
   auto [here, there] = new_pair();
   const double start = now_s();
-  const auto receive = [&, &from = here] { from.receive(deadline_after(0.2)); };
-  CHECK(has(text_of(receive), "expected a message from pid "));
   const Message large{std::string(8 << 20, 'x'), {}};
   const auto send = [&, &to = here] { to.send(large, deadline_after(0.2)); };
   CHECK(has(text_of(send), "found that it does not read"));
-  CHECK(now_s() - start > 0.35);
+  CHECK(now_s() - start > 0.15);
   CHECK(now_s() - start < kPatience);
 }
 
@@ -112,8 +110,8 @@ TEST_CASE("what was sent before the other end closed is received") {
     Connection& sender = const_cast<Connection&>(closing);
     sender.send({"last words", {}}, deadline_after(kPatience));
   }
-  CHECK(here.receive(deadline_after(kPatience)).data == "last words");
-  CHECK_THROWS_AS(here.receive(deadline_after(kPatience)), Disconnected);
+  CHECK(receive(here).data == "last words");
+  CHECK_THROWS_AS(receive(here), Disconnected);
   CHECK_THROWS_AS(here.send({"more", {}}, deadline_after(kPatience)), Disconnected);
 }
 
@@ -125,7 +123,7 @@ TEST_CASE("bytes that are no message are refused") {
     const FileDescriptor raw(ends[0]);
     Connection there(FileDescriptor(ends[1]), "here");
     REQUIRE(write(raw.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
-    CHECK(has(text_of([&] { there.receive(deadline_after(kPatience)); }), "here: expected "));
+    CHECK(has(text_of([&] { receive(there); }), "here: expected "));
   }
 }
 
@@ -139,7 +137,7 @@ TEST_CASE("descriptors beyond the limit of open files are an error with the limi
     message.fds.clear();
     const rlimit limit{20, 20};
     setrlimit(RLIMIT_NOFILE, &limit);
-    const std::string text = text_of([&, &to = there] { to.receive(deadline_after(kPatience)); });
+    const std::string text = text_of([&, &to = there] { receive(to); });
     return concat(text, ", ", count_descriptors() - before, " left");
   });
   const std::string text = process.result();
@@ -153,20 +151,18 @@ TEST_CASE("a listener and who connects, by name and by path") {
     Address address = new_address();
     if (by_path) address.path = folder.path() + "/listener";
     CHECK(!try_connect(address));
-    CHECK(has(text_of([&] { connect(address, deadline_after(0.1)); }),
-              "expected a listener in time, found none"));
     {
       Listener listener(address);
       CHECK(!listener.accept(deadline_after(0.05)));
       Process process([&] {
-        Connection made = connect(address, deadline_after(kPatience));
+        Connection made = connect(address);
         made.send({"from there", {}}, deadline_after(kPatience));
         return concat(made.peer_pid() == getppid());
       });
       std::optional<Connection> made = listener.accept(deadline_after(kPatience));
       REQUIRE(made);
       CHECK(made->peer_pid() == process.pid());
-      CHECK(made->receive(deadline_after(kPatience)).data == "from there");
+      CHECK(receive(*made).data == "from there");
       CHECK(process.result() == "1");
       CHECK(has(text_of([&] { Listener second(address); }),
                 concat("expected nobody to listen there, found pid ", getpid())));
@@ -227,7 +223,7 @@ TEST_CASE("a path of a process that was killed is replaced, by one of many") {
         }
       });
     }
-    CHECK(connect(address, deadline_after(kPatience)).peer_pid() > 0);
+    CHECK(connect(address).peer_pid() > 0);
     CHECK(tried.wait_times(4));
     end.set();
     int won = 0;

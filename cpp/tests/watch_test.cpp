@@ -2,6 +2,7 @@
 #include "table/watch.h"
 
 #include "groups.h"
+#include "sockets.h"
 
 namespace engram {
 namespace {
@@ -20,8 +21,7 @@ class Told final : public WatchHandler {
 //! A process that connects, says something and closes its connection; then it ends, or lives on.
 Process visitor_of(const Address& address, bool lives_on) {
   return Process([=] {
-    connect(address, deadline_after(kPatience))
-        .send({{{"text", "hello"}}, {}}, deadline_after(kPatience));
+    connect(address).send({{{"text", "hello"}}, {}}, deadline_after(kPatience));
     if (lives_on) sleep_s(kNever);
     return std::string("said");
   });

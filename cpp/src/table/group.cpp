@@ -89,6 +89,8 @@ Failure loss_failure(const Peer& peer, Loss loss, const std::string& detail,
 
 Failure interrupted_failure() { return {.text = "cancelled"}; }
 
+std::string rank_word(int32_t rank) { return concat("rank", rank); }
+
 nlohmann::json hello_of(const GroupOptions& options) {
   return {{"type", "hello"},
           {"version", kGroupVersion},

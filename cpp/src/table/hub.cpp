@@ -53,10 +53,7 @@ void Hub::on_message(Peer& peer, Message message) {
 
 void Hub::on_loss(Peer& peer, Loss loss, const std::string& detail) {
   if (peer.rank < 0) {
-    // Most likely one of those that are missing. Or one of a job before ours: then they come.
-    if (loss != Loss::kDied || phase_ != kMeeting) return;
-    died_early_ = peer.connection.peer_pid();
-    deadline_ = std::min(deadline_, deadline_after(Group::kGraceSeconds));
+    if (loss == Loss::kDied && phase_ == kMeeting) note_early_death(peer);
     return;
   }
   said_[static_cast<size_t>(peer.rank)].all = true;

@@ -20,6 +20,11 @@ class Hub : public Star, private WatchHandler {
     std::string phase;
     Group::Part part;
   };
+  //! Of a process that had connected as a rank, and not said hello.
+  struct EarlyDeath {
+    pid_t pid;
+    Deadline deadline;  // for another in its place
+  };
 
   void on_message(Peer& peer, Message message) override;
   void on_loss(Peer& peer, Loss loss, const std::string& detail) override;
@@ -30,6 +35,8 @@ class Hub : public Star, private WatchHandler {
   void accept(Listener& listener);
   bool all_came() const;
   void meet(Listener& listener);
+  void note_early_death(const Peer& peer);
+  bool fail_dead();
   void fail_missing(const Listener& listener);
   //! A rank's first failure counts.
   void fail(int32_t rank, Failure failure);
@@ -46,9 +53,9 @@ class Hub : public Star, private WatchHandler {
   nlohmann::json beat();
 
   Watch watch_;
-  Deadline deadline_;     // of the meeting
-  int32_t largest_size_;  // of groups that ranks came for
-  pid_t died_early_ = 0;
+  Deadline deadline_;                         // of the meeting
+  int32_t largest_size_;                      // of groups that ranks came for
+  std::map<int32_t, EarlyDeath> died_early_;  // by rank
   std::string phase_ = kMeeting;
   std::vector<std::optional<pid_t>> pids_;  // by rank; none: it has not come
   std::vector<int64_t> others_done_;        // by rank

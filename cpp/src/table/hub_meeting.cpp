@@ -62,15 +62,34 @@ void Hub::meet(Listener& listener) {
     if (setup_.interrupted) return fail(0, interrupted_failure());
     // Who comes now is told why there will be no group.
     if (grace_is_over() || (!failures_.empty() && all_came())) return;
+    if (fail_dead()) return;
     if (steady_clock::now() >= deadline_) return fail_missing(listener);
     watch_.step(*this, listener.fd());
     accept(listener);
   }
 }
 
+//! A rank that died before it said so. Or one of that number of a job before ours: then ours comes.
+void Hub::note_early_death(const Peer& peer) {
+  const std::string word = peer.connection.peer_word();
+  for (int32_t rank = 1; rank < options().size; ++rank) {
+    if (word != rank_word(rank)) continue;
+    died_early_[rank] = {peer.connection.peer_pid(), deadline_after(Group::kGraceSeconds)};
+  }
+}
+
+//! Whether a rank has died before it said anything, and no other has come in its place.
+bool Hub::fail_dead() {
+  const size_t before = failures_.size();
+  for (const auto& [rank, death] : died_early_) {
+    if (pids_[static_cast<size_t>(rank)] || steady_clock::now() < death.deadline) continue;
+    fail(rank, {.text = concat("did not come; pid ", death.pid, " died as it came")});
+  }
+  return failures_.size() > before;
+}
+
 void Hub::fail_missing(const Listener& listener) {
-  std::string text = concat("never came within ", options().timeout_s, " s");
-  if (died_early_ != 0) text = concat("did not come; pid ", died_early_, " died as it came");
+  const std::string text = concat("never came within ", options().timeout_s, " s");
   std::string note = listener.turned_away();
   if (!note.empty()) note = concat("; ", note, " was turned away");
   for (size_t rank = 0; rank < pids_.size(); ++rank) {

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <atomic>
 #include <cstddef>
 #include <thread>
 
@@ -44,15 +45,21 @@ std::string short_name(const std::string& name) {
   return concat(name.substr(0, kKept), "-", std::hex, hash);
 }
 
-SocketAddress abstract_address(const Address& address, int k) {
-  const std::string name =
-      concat("trtllm-engram/", geteuid(), "/", short_name(address.name), "/", k);
+SocketAddress abstract_address(const std::string& name) {
   SocketAddress made;
   made.value.sun_family = AF_UNIX;
   std::memcpy(made.value.sun_path + 1, name.data(), name.size());  // a first byte of 0: abstract
   made.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return made;
 }
+
+SocketAddress abstract_address(const Address& address, int k) {
+  return abstract_address(
+      concat("trtllm-engram/", geteuid(), "/", short_name(address.name), "/", k));
+}
+
+//! Before the word of who connects; after it come a slash and what makes the name the only one.
+std::string word_prefix() { return concat("trtllm-engram/", geteuid(), "/as/"); }
 
 SocketAddress path_address(const Address& address) {
   SocketAddress made;
@@ -72,8 +79,16 @@ FileDescriptor new_socket(const std::string& where) {
 }
 
 //! A connection, or why there is none in errno.
-FileDescriptor connected(const SocketAddress& to, const std::string& where) {
+FileDescriptor connected(const SocketAddress& to, const std::string& where,
+                         const std::string& word = "") {
   FileDescriptor made = new_socket(where);
+  if (!word.empty()) {
+    static std::atomic<int> count{0};
+    const SocketAddress from =
+        abstract_address(concat(word_prefix(), word, "/", getpid(), "/", ++count));
+    // One of another PID namespace may have the name: then it goes without.
+    static_cast<void>(!bind(made.get(), from.get(), from.size));
+  }
   int result;
   do {
     result = ::connect(made.get(), to.get(), to.size);
@@ -242,36 +257,35 @@ std::optional<Connection> Listener::accept(Deadline deadline) {
   }
 }
 
-std::optional<Connection> try_connect(const Address& address, std::string* passed_over) {
+std::string Connection::peer_word() const {
+  SocketAddress from;
+  from.size = sizeof(from.value);
+  auto* const address = reinterpret_cast<sockaddr*>(&from.value);
+  constexpr size_t kBegin = offsetof(sockaddr_un, sun_path) + 1;
+  if (getpeername(fd(), address, &from.size) != 0 || from.size <= kBegin) return "";
+  const std::string name(from.value.sun_path + 1, from.size - kBegin);
+  const std::string prefix = word_prefix();
+  if (!name.starts_with(prefix)) return "";
+  return name.substr(prefix.size(), name.find('/', prefix.size()) - prefix.size());
+}
+
+std::optional<Connection> try_connect(const Address& address, std::string* passed_over,
+                                      const std::string& word) {
   const std::string where = address_text(address);
   if (!address.path.empty()) {
-    FileDescriptor made = connected(path_address(address), where);
+    FileDescriptor made = connected(path_address(address), where, word);
     if (made) return Connection(std::move(made), where);
     if (errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN) return std::nullopt;
     fail(where, "connect");
   }
   for (int k = 0; k < kNumNames; ++k) {
-    FileDescriptor made = connected(abstract_address(address, k), where);
+    FileDescriptor made = connected(abstract_address(address, k), where, word);
     if (!made) continue;
     const PeerUser peer = peer_user(made.get());
     if (peer.uid == geteuid()) return Connection(std::move(made), where);
     if (passed_over != nullptr) *passed_over = peer.text();
   }
   return std::nullopt;
-}
-
-Connection connect(const Address& address, Deadline deadline) {
-  std::string passed_over;
-  for (;;) {
-    if (std::optional<Connection> made = try_connect(address, &passed_over)) {
-      return std::move(*made);
-    }
-    if (steady_clock::now() >= deadline) break;
-    std::this_thread::sleep_for(kRetry);
-  }
-  throw Error(ENGRAM_INTERNAL_ERROR,
-              concat(address_text(address), ": expected a listener in time, found none",
-                     passed_over.empty() ? "" : concat(" but ", passed_over)));
 }
 
 void remove_stale(const Address& address) noexcept {

@@ -231,13 +231,4 @@ void Connection::send(const Message& message, Deadline deadline) {
   }
 }
 
-Message Connection::receive(Deadline deadline) {
-  for (;;) {
-    if (std::optional<Message> message = take()) return std::move(*message);
-    if (wait_for(fd(), POLLIN, deadline)) continue;
-    throw Error(ENGRAM_INTERNAL_ERROR,
-                concat(where_, ": expected a message from pid ", peer_pid_, " in time, got none"));
-  }
-}
-
 }  // namespace engram

@@ -77,8 +77,6 @@ class Connection {
 
   //! Waits until the message is with the kernel; throws Error at the deadline, Disconnected.
   void send(const Message& message, Deadline deadline);
-  //! Waits for a whole message; throws Error at the deadline, Disconnected.
-  Message receive(Deadline deadline);
 
   //! The same in steps that never wait, for who watches several: queue() adds to what is to be
   //! sent; the descriptors (which stay the caller's) must stay open until flush(), called whenever
@@ -95,6 +93,9 @@ class Connection {
 
   //! Who connected or, on that end, who listens; 0 for one in another PID namespace.
   pid_t peer_pid() const { return peer_pid_; }
+  //! What who connected is known by from the first, before it says anything and if it dies; empty:
+  //! it has no such word.
+  std::string peer_word() const;
   //! For poll(); never blocks.
   int fd() const { return socket_.get(); }
 
@@ -154,11 +155,10 @@ void check_address(const Address& address);
 
 //! A connection to who listens there now; none: nobody of this user does. Never waits. An abstract
 //! name's sockets of other users are passed over, and the last one is told to `passed_over` ("pid 7
-//! of user 65534") where that is not null; of a path socket they are an Error.
-std::optional<Connection> try_connect(const Address& address, std::string* passed_over = nullptr);
-
-//! The same, but waits for a listener that is not there yet; throws Error at the deadline.
-Connection connect(const Address& address, Deadline deadline);
+//! of user 65534") where that is not null; of a path socket they are an Error. `word`, letters and
+//! digits, is the other end's peer_word().
+std::optional<Connection> try_connect(const Address& address, std::string* passed_over = nullptr,
+                                      const std::string& word = "");
 
 //! Removes a path socket of this user that nobody listens at, if it is one: what a process that was
 //! killed leaves behind. Never throws.

@@ -109,7 +109,8 @@ Failure Spoke::no_hub() {
 void Spoke::try_hello() {
   constexpr std::chrono::milliseconds kRetry{10};
   try {
-    std::optional<Connection> made = try_connect(setup_.address(), &passed_over_);
+    std::optional<Connection> made =
+        try_connect(setup_.address(), &passed_over_, rank_word(options().rank));
     if (!made) return std::this_thread::sleep_for(kRetry);
     ENGRAM_POINT("group.hello");
     watch_.add(std::move(*made));

@@ -66,7 +66,8 @@ class Star {
   const StarSetup setup_;
 };
 
-//! The first message of a rank.
+//! What a rank is known by before its first message, and that.
+std::string rank_word(int32_t rank);
 nlohmann::json hello_of(const GroupOptions& options);
 
 //! These meet the other ranks; throw Error. The first is for groups of one.
