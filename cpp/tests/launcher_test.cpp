@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/launcher.h"
 
+#include <sys/prctl.h>
+
 #include <map>
+#include <set>
+#include <sstream>
 
 #include "doctest/doctest.h"
+#include "ranks.h"
 
 namespace engram {
 namespace {
@@ -30,6 +35,47 @@ TEST_CASE("each launcher's variables make a group with the job's name") {
   CHECK(group_of({{"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "4"}}) == "job 0/4");
   CHECK(group_of({{"SLURM_LOCALID", "2"}, {"SLURM_NTASKS_PER_NODE", "4"}}) == "job 2/4");
   CHECK(group_of({{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}) == "default 0/1");
+}
+
+//! The names of the groups of two ranks of a job, which MPICH's launcher starts here: by itself, or
+//! by a shell each.
+std::vector<std::string> hydra_names(bool by_shells) {
+  Process proxy([&] {
+    prctl(PR_SET_NAME, "hydra_pmi_proxy");
+    std::string names;
+    for (const char* const rank : {"0", "1"}) {
+      const auto name = [&] {
+        return group_of({{"MPI_LOCALRANKID", rank}, {"MPI_LOCALNRANKS", "2"}});
+      };
+      const auto named_rank = [&] {
+        prctl(PR_SET_NAME, "rank");
+        return name();
+      };
+      Process process([&] {
+        prctl(PR_SET_NAME, "shell");
+        return by_shells ? Process(named_rank).result() : name();
+      });
+      names += process.result() + "\n";
+    }
+    return names;
+  });
+  std::istringstream lines(proxy.result());
+  std::vector<std::string> names;
+  for (std::string line; std::getline(lines, line);) names.push_back(line);
+  REQUIRE(names.size() == 2);
+  return names;
+}
+
+TEST_CASE("two jobs of MPICH's are two groups, each of all its ranks") {
+  std::set<std::string> jobs;
+  for (const bool by_shells : {false, true}) {
+    const std::vector<std::string> names = hydra_names(by_shells);
+    const std::string job = names[0].substr(0, names[0].find(' '));
+    CHECK(job.starts_with("hydra-"));
+    CHECK(names == std::vector<std::string>{job + " 0/2", job + " 1/2"});
+    jobs.insert(job);
+  }
+  CHECK(jobs.size() == 2);
 }
 
 TEST_CASE("Slurm lists its tasks by node") {

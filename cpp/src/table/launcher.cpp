@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/launcher.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
 #include <optional>
+#include <sstream>
 #include <string_view>
 
 namespace engram {
@@ -90,10 +94,47 @@ std::string joined_values(const Variables& variables, std::initializer_list<cons
   return joined;
 }
 
+struct ProcessStatus {
+  std::string name;
+  pid_t parent = 0;
+  std::string since;  //!< ticks: who has the same number later began later
+};
+
+//! Of a process that is gone or not to be seen: no name.
+ProcessStatus process_status(pid_t pid) {
+  std::string text;
+  std::getline(std::ifstream(concat("/proc/", pid, "/stat")), text, '\0');
+  // "PID (NAME) STATE PARENT" and numbers, the 22nd word of all is when it began.
+  const size_t begin = text.find('(');
+  const size_t end = text.rfind(')');
+  if (begin == text.npos || end == text.npos) return {};
+  ProcessStatus status{.name = text.substr(begin + 1, end - begin - 1)};
+  std::istringstream words(text.substr(end + 1));
+  std::string word;
+  words >> word >> status.parent;
+  for (int number = 5; number <= 22; ++number) words >> status.since;
+  return status;
+}
+
+//! "hydra-PID-SINCE" of the launcher's process on this machine; empty where there is none.
+std::string hydra_job() {
+  constexpr char kProxy[] = "hydra_pmi_proxy";  // the kernel keeps 15 letters of a name
+  for (pid_t pid = getppid(); pid > 0;) {
+    const ProcessStatus status = process_status(pid);
+    if (status.name == kProxy) return concat("hydra-", pid, "-", status.since);
+    pid = status.parent;
+  }
+  return "";
+}
+
 //! Jobs on one machine at the same time differ in it, ranks of a job do not.
-std::string job_name(const Variables& variables, bool torch) {
-  if (torch) {
+std::string job_name(const Variables& variables, const std::string& rank_name) {
+  if (rank_name == "LOCAL_RANK") {
     return "torch" + joined_values(variables, {"TORCHELASTIC_RUN_ID", "MASTER_PORT"});
+  }
+  if (rank_name == "MPI_LOCALRANKID") {
+    const std::string hydra = hydra_job();
+    if (!hydra.empty()) return hydra;
   }
   const std::string pmix = joined_values(variables, {"PMIX_NAMESPACE"});
   if (!pmix.empty()) return "pmix" + pmix;
@@ -118,8 +159,7 @@ GroupOptions launcher_group(const Variables& variables) {
                  *launcher.size);
     options.rank = *launcher.rank;
     options.size = *launcher.size;
-    const std::string name = job_name(variables, &launcher == launchers);
-    if (options.size > 1) options.name = name;
+    if (options.size > 1) options.name = job_name(variables, launcher.rank_name);
     return options;
   }
   for (const Launcher& launcher : launchers) {

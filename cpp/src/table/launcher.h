@@ -21,8 +21,10 @@ using Variables = std::function<const char*(const char*)>;
 //!   Slurm                  SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE (with SLURM_NODEID) or
 //!                          SLURM_NTASKS_PER_NODE
 //! The name is made of the job's id where there is one: TORCHELASTIC_RUN_ID and MASTER_PORT,
-//! PMIX_NAMESPACE, SLURM_JOB_ID and SLURM_STEP_ID; so two jobs on one machine do not meet,
-//! but for MPICH's and Intel MPI's, which say none (docs/scaling.md).
+//! PMIX_NAMESPACE, SLURM_JOB_ID and SLURM_STEP_ID; so two jobs on one machine do not meet. MPICH
+//! and Intel MPI say none: what tells their jobs apart is the one process of the launcher Hydra,
+//! hydra_pmi_proxy, that a job's ranks on a machine have for an ancestor; ranks that do not see it
+//! (each in a PID namespace of its own) need a name by hand (docs/scaling.md).
 //! Throws Error for values that are no rank of a group, and where there is one of a pair but no
 //! launcher with both. A Slurm batch script has a rank's variables but is none: a group of one.
 GroupOptions launcher_group(const Variables& variables);
