@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 from typing import Any
@@ -238,6 +239,8 @@ _SYMBOLS: dict[str, tuple[Any, list[Any]]] = {
     "engram_table_lookup": (c_int32, [c_char_p, POINTER(LookupArgs), POINTER(Exec)]),
     "engram_table_fault": (c_int32, [c_char_p]),
     "engram_table_describe": (c_int32, [c_char_p, c_size_t, POINTER(c_size_t)]),
+    "engram_table_holders": (c_int32, [c_int32, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "engram_launcher_rank": (c_int32, [POINTER(c_int32)]),
     "engram_tables_serve": (c_int32, [c_char_p, c_char_p, c_char_p, c_char_p, c_char_p]),
     "engram_tables_stop": (c_int32, []),
     "engram_set_log": (c_int32, [LogFunction]),
@@ -433,16 +436,36 @@ def table_fault(name: str) -> None:
 
 def describe_tables() -> dict[str, dict[str, Any]]:
     """engram_table_describe: every name's store, layer, fingerprint, ..."""
+    described: dict[str, dict[str, Any]] = _read_json(load().engram_table_describe)
+    return described
+
+
+def table_holders(pid: int = 0) -> list[dict[str, Any]]:
+    """engram_table_holders: what processes, or one, say of the tables that they hold."""
     library = load()
+    holders: list[dict[str, Any]] = _read_json(
+        lambda *place: library.engram_table_holders(pid, *place)
+    )
+    return holders
+
+
+def launcher_rank() -> int:
+    """engram_launcher_rank: this process's among those of its machine."""
+    library = load()
+    rank = c_int32()
+    _check(library, "tables", library.engram_launcher_rank(ctypes.byref(rank)))
+    return rank.value
+
+
+def _read_json(write: Callable[..., int]) -> Any:
+    """What a function of tables writes into text[capacity]."""
     size, capacity = c_size_t(0), -1
     buffer = ctypes.create_string_buffer(0)
-    while size.value > capacity:  # another thread may bind between two calls
+    while size.value > capacity:  # it may grow between two calls
         capacity = size.value
         buffer = ctypes.create_string_buffer(capacity)
-        status = library.engram_table_describe(buffer, capacity, ctypes.byref(size))
-        _check(library, "tables", status)
-    described: dict[str, dict[str, Any]] = json.loads(buffer.value)
-    return described
+        _check(load(), "tables", write(buffer, capacity, ctypes.byref(size)))
+    return json.loads(buffer.value)
 
 
 def serve_tables(toml: str, folder: str, where: str, name: str, socket: str) -> None:

@@ -21,15 +21,8 @@ from typing import Any
 
 from trtllm_engram.plugins.errors import InputError
 
+from . import _native
 from .machine import ROOT, read_text
-
-# What launchers call a process's number on its node; the library reads them with their sizes.
-LOCAL_RANKS = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "SLURM_LOCALID",
-    "LOCAL_RANK",
-    "MPI_LOCALRANKID",
-)
 
 
 @dataclass(frozen=True)
@@ -103,9 +96,7 @@ class Group:
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which speaks for all where one speaks."""
-        if self.rank is not None:
-            return self.rank == 0
-        return all(os.environ.get(name, "0") == "0" for name in LOCAL_RANKS)
+        return (_native.launcher_rank() if self.rank is None else self.rank) == 0
 
     def keys(self) -> dict[str, Any]:
         """The keys of [group]."""

@@ -16,7 +16,7 @@ from waiting import PATIENCE
 
 from trtllm_engram.plugins.errors import InputError
 from trtllm_engram.runtime import group as group_module
-from trtllm_engram.runtime.group import LOCAL_RANKS, Group
+from trtllm_engram.runtime.group import Group
 from trtllm_engram.runtime.tables import to_toml
 
 
@@ -177,14 +177,38 @@ def test_toml(monkeypatch, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("variable", LOCAL_RANKS)
-def test_one_rank_of_a_launchers_speaks_for_all(monkeypatch, variable):
-    for name in LOCAL_RANKS:
+LAUNCHERS = (
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+
+
+@pytest.fixture
+def no_launcher(monkeypatch):
+    for name in sum(LAUNCHERS, ()):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(("rank", "size"), LAUNCHERS)
+def test_one_rank_of_a_launchers_speaks_for_all(monkeypatch, no_launcher, rank, size):
     assert Group().is_first
-    monkeypatch.setenv(variable, "0")
+    monkeypatch.setenv(size, "2")
+    monkeypatch.setenv(rank, "0")
     assert Group().is_first
-    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv(rank, "1")
     assert not Group().is_first
     assert Group(rank=0, size=2).is_first
     assert not Group(rank=1, size=2).is_first
+
+
+def test_the_rank_that_speaks_is_the_groups(monkeypatch, no_launcher):
+    """Of nested launchers the innermost counts, as where ranks meet."""
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Group().is_first
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert not Group().is_first

@@ -366,6 +366,15 @@ ENGRAM_API engram_status engram_tables_serve(const char* toml, const char* folde
                                              const char* where, const char* name,
                                              const char* socket);
 
+/*! JSON array of what this user's processes that hold tables say of themselves, pid 0, or one of
+ *  them does (empty: it does not): format_version, pid, role ("rank", "keeper"), name, rank, size,
+ *  since, socket, id, tables. text, capacity and size as of engram_table_describe. */
+ENGRAM_API engram_status engram_table_holders(int32_t pid, char* text, size_t capacity,
+                                              size_t* size);
+
+/*! This process's rank on its machine as the launcher's variables say; 0: there is no launcher. */
+ENGRAM_API engram_status engram_launcher_rank(int32_t* rank);
+
 /*! Ends the serve call of this process, if any. Returns at once; may be called in a signal
  *  handler. */
 ENGRAM_API engram_status engram_tables_stop(void);

@@ -46,8 +46,7 @@ bool listens(const Address& address) {
 
 //! The first by name of this user's keepers that holds a table and, where there are several, can be
 //! reached: one that ends, or that is in another network namespace, is in nobody's way.
-Address find_keeper(const std::vector<json>& records, const std::string& name,
-                    const TableInfo& info) {
+Address find_keeper(const json& records, const std::string& name, const TableInfo& info) {
   const json wanted = identity(info);
   std::map<std::string, std::string> found;
   std::string others;
@@ -79,7 +78,7 @@ Address find_keeper(const std::vector<json>& records, const std::string& name,
 
 //! Of the keeper with a name: where it listens, if it is seen here, else where one of the name
 //! does.
-Address named_keeper(const std::vector<json>& records, const std::string& name) {
+Address named_keeper(const json& records, const std::string& name) {
   std::string path;
   for (const json& record : records) {
     try {
@@ -185,7 +184,7 @@ std::map<std::string, KeptTable> ask_keepers(const std::string& keeper, const Wa
   };
   std::map<Address, Wanted, decltype(by_address)> of_keepers(by_address);
   const bool is_path = keeper.find('/') != keeper.npos;
-  const std::vector<json> records = is_path ? std::vector<json>() : read_records();
+  const json records = is_path ? json::array() : read_records();
   for (const auto& [name, info] : wanted) {
     const Address address = keeper.empty() ? find_keeper(records, name, info)
                             : is_path      ? keeper_address("", keeper)

@@ -10,9 +10,11 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <sstream>
 
 #include "engram/error.h"
 #include "table/descriptor.h"
@@ -106,6 +108,18 @@ class Record {
   FileDescriptor file_;
 };
 
+//! By its effective user: the folder's owner is root where a process has changed its user.
+bool is_this_users(const std::filesystem::path& process) {
+  std::string text;
+  std::getline(std::ifstream(process / "status"), text, '\0');
+  const size_t line = text.find("\nUid:");
+  if (line == text.npos) return false;
+  std::istringstream words(text.substr(line + 5));
+  uid_t real = 0;
+  uid_t effective = 0;
+  return static_cast<bool>(words >> real >> effective) && effective == geteuid();
+}
+
 //! None where the file is no record.
 std::optional<json> read_record(const std::filesystem::path& link) {
   const FileDescriptor file(open(link.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -143,23 +157,25 @@ KeeperRole::KeeperRole(const std::string& name, const std::string& socket, const
 
 KeeperRole::~KeeperRole() { Record::instance().set_keeper(std::nullopt); }
 
-std::vector<json> read_records() {
+json read_records(pid_t of) {
   namespace fs = std::filesystem;
-  std::vector<json> records;
+  json records = json::array();
   std::error_code error;
   for (const fs::directory_entry& process : fs::directory_iterator("/proc", error)) {
     const std::string pid = process.path().filename();
-    struct stat status{};
-    if (pid.find_first_not_of("0123456789") != pid.npos ||
-        stat(process.path().c_str(), &status) != 0 || status.st_uid != geteuid()) {
-      continue;
-    }
+    if (pid.find_first_not_of("0123456789") != pid.npos) continue;
+    const pid_t number = std::stoi(pid);
+    if ((of != 0 && of != number) || !is_this_users(process.path())) continue;
     fs::directory_iterator link(process.path() / "fd", error);
     for (; !error && link != fs::directory_iterator(); link.increment(error)) {
       std::error_code gone;
       if (fs::read_symlink(link->path(), gone) != kLink || gone) continue;
       try {
-        if (auto record = read_record(link->path())) records.push_back(std::move(*record));
+        std::optional<json> record = read_record(link->path());
+        if (!record) continue;
+        (*record)["pid"] = number;
+        records.push_back(std::move(*record));
+        break;  // a process has one, and may show it twice while it changes
       } catch (const json::exception&) {  // another program's
       }
     }

@@ -16,9 +16,10 @@
 //! another memfd, so readers never see half of one.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "nlohmann/json.hpp"
 
@@ -49,8 +50,8 @@ class KeeperRole {
   KeeperRole& operator=(const KeeperRole&) = delete;
 };
 
-//! The records of this user's processes that can be seen here. What ends meanwhile or cannot be
-//! read is left out.
-std::vector<nlohmann::json> read_records();
+//! The records of this user's processes that can be seen here, or of one of them; "pid" is the
+//! number by which it is seen. What ends meanwhile or cannot be read is left out.
+nlohmann::json read_records(pid_t of = 0);
 
 }  // namespace engram

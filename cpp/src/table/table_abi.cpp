@@ -14,11 +14,22 @@
 #include "table/disk_lane.h"
 #include "table/disk_reader.h"
 #include "table/gpu_hot_rows.h"
+#include "table/launcher.h"
 #include "table/log.h"
+#include "table/record.h"
 
 using namespace engram;
 
 namespace {
+
+//! A JSON text for C, as far as there is room for all of it.
+template <typename Json>
+void hand_out(const Json& json, char* text, size_t capacity, size_t* size) {
+  // Folders may hold bytes that are no UTF-8.
+  const std::string dumped = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  *size = dumped.size() + 1;
+  if (text != nullptr && *size <= capacity) std::memcpy(text, dumped.c_str(), *size);
+}
 
 void fill(const TableView& view, const TableInfo& info, engram_lookup_args* args) {
   args->values = view.values;
@@ -243,11 +254,21 @@ engram_status engram_table_describe(char* text, size_t capacity, size_t* size) {
     for (const auto& [name, table] : TableRegistry::instance().tables()) {
       tables[name] = describe(*table);
     }
-    // Folders may hold bytes that are no UTF-8.
-    const std::string json =
-        tables.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-    *size = json.size() + 1;
-    if (text != nullptr && *size <= capacity) std::memcpy(text, json.c_str(), *size);
+    hand_out(tables, text, capacity, size);
+  });
+}
+
+engram_status engram_table_holders(int32_t pid, char* text, size_t capacity, size_t* size) {
+  return guard([&] {
+    check_array(size, "size");
+    hand_out(read_records(pid), text, capacity, size);
+  });
+}
+
+engram_status engram_launcher_rank(int32_t* rank) {
+  return guard([&] {
+    check_array(rank, "rank");
+    *rank = launcher_group().rank;
   });
 }
 
