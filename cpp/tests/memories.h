@@ -38,6 +38,10 @@ inline std::vector<FileDescriptor> duplicates(const HostMemory& memory) {
   return copies;
 }
 
+inline PageShare page_share(const void* begin, int64_t num_bytes) {
+  return page_shares({{begin, num_bytes}}).front();
+}
+
 constexpr MemoryKind kKinds[] = {MemoryKind::kPrivate, MemoryKind::kMemfd, MemoryKind::kShm};
 constexpr MemoryKind kShared[] = {MemoryKind::kMemfd, MemoryKind::kShm};
 

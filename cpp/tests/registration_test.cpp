@@ -89,7 +89,7 @@ TEST_CASE("a GPU reads registered memory of every kind in place") {
       fill(memory.data());
       const Registration pins(memory, 0, {});
       memory.protect();
-      const PageShare share = page_share(memory.data(), kBytes);
+      const PageShare share = page_shares({{memory.data(), kBytes}}).front();
       std::printf("%s: %.3f s for %lld bytes, %lld on huge pages\n", memory_kind_name(kind),
                   pins.seconds(), static_cast<long long>(kBytes),
                   static_cast<long long>(share.huge_bytes));

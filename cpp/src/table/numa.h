@@ -50,10 +50,6 @@ void check_numa_policy(const NumaPolicy& policy);
 //! all of them. kDefault changes nothing. Throws Error, also where the kernel refuses.
 void set_numa_policy(uint8_t* begin, int64_t num_bytes, const NumaPolicy& policy);
 
-//! Bytes of a range on each node, by node id, estimated from `samples` pages at equal distances;
-//! pages that this process has not mapped are left out. Empty where the kernel does not say.
-std::vector<int64_t> node_bytes(const uint8_t* begin, int64_t num_bytes, int samples = 1024);
-
 //! "0-3,8" as numbers; the kernel's form of lists of nodes and CPUs.
 std::vector<int> parse_id_list(const std::string& text);
 

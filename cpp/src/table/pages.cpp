@@ -205,8 +205,4 @@ std::vector<PageShare> page_shares(const std::vector<AddressRange>& ranges) {
   return shares;
 }
 
-PageShare page_share(const void* begin, int64_t num_bytes) {
-  return page_shares({{begin, num_bytes}}).front();
-}
-
 }  // namespace engram

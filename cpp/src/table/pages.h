@@ -39,7 +39,7 @@ int64_t whole_pages(int64_t num_bytes, PageKind kind);
 int64_t free_hugetlb_bytes(const std::string& root = "/");
 
 //! Tells the kernel which pages a mapping wants. A kernel that knows none of it says no, which is
-//! no error: page_share() shows what came of it.
+//! no error: page_shares() shows what came of it.
 void advise_pages(uint8_t* begin, int64_t num_bytes, PageKind kind);
 
 //! Gives every page of a writable mapping its memory (a file mapping: its file, at `offset`), on
@@ -70,6 +70,5 @@ struct AddressRange {
 //! so ask for all ranges at once, and seldom. Pages that this process neither touched nor
 //! registered with a GPU are not resident. Zeros where there is no /proc.
 std::vector<PageShare> page_shares(const std::vector<AddressRange>& ranges);
-PageShare page_share(const void* begin, int64_t num_bytes);
 
 }  // namespace engram

@@ -7,13 +7,6 @@
 #include "engram/row.h"
 
 namespace engram {
-namespace {
-
-int64_t overlap(int64_t begin, int64_t end, int64_t other_begin, int64_t other_end) {
-  return std::max<int64_t>(0, std::min(end, other_end) - std::max(begin, other_begin));
-}
-
-}  // namespace
 
 Parts::Parts(const std::vector<int64_t>& column_rows, int64_t row_bytes, int num_ranks,
              int64_t granule_bytes)
@@ -22,13 +15,13 @@ Parts::Parts(const std::vector<int64_t>& column_rows, int64_t row_bytes, int num
   ENGRAM_CHECK(row_bytes >= 1, "parts: expected at least 1 byte a row, found ", row_bytes);
   ENGRAM_CHECK(granule_bytes >= 2 && granule_bytes % 2 == 0,
                "parts: expected an even granule, found ", granule_bytes, " bytes");
-  int64_t first_row = 0;
+  ENGRAM_CHECK(!column_rows.empty(), "parts: expected at least 1 column, found none");
+  int64_t num_rows = 0;
   for (const int64_t rows : column_rows) {
     ENGRAM_CHECK(rows >= 1, "parts: expected at least 1 row in each column, found ", rows);
-    first_row += rows;
-    column_ends_.push_back(row_offset(first_row, row_bytes));
+    num_rows += rows;
   }
-  ENGRAM_CHECK(!column_ends_.empty(), "parts: expected at least 1 column, found none");
+  num_bytes_ = row_offset(num_rows, row_bytes);
 
   // The first granule whose middle does not lie before a byte.
   const auto granule_at = [granule_bytes](int64_t byte) {
@@ -62,27 +55,6 @@ int64_t Parts::part_bytes(int rank) const {
   int64_t bytes = 0;
   for (const Run& run : runs_) bytes += run.rank == rank ? run.end - run.begin : 0;
   return bytes;
-}
-
-int64_t Parts::filled_bytes(int rank) const {
-  const int64_t past_end = runs_.back().rank == rank ? mapped_bytes() - num_bytes() : 0;
-  return part_bytes(rank) - past_end;
-}
-
-double Parts::load_share(int rank) const {
-  double share = 0;
-  size_t run = 0;
-  int64_t begin = 0;
-  for (const int64_t end : column_ends_) {
-    int64_t held = 0;
-    while (runs_[run].end <= begin) ++run;
-    for (size_t i = run; i < runs_.size() && runs_[i].begin < end; ++i) {
-      if (runs_[i].rank == rank) held += overlap(begin, end, runs_[i].begin, runs_[i].end);
-    }
-    share += static_cast<double>(held) / static_cast<double>(end - begin);
-    begin = end;
-  }
-  return share / static_cast<double>(column_ends_.size());
 }
 
 HeadSplit split_heads(const std::vector<int64_t>& column_rows, int rank, int num_ranks) {

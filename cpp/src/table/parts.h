@@ -31,22 +31,19 @@ class Parts {
 
   int num_ranks() const { return num_ranks_; }
   //! The array's bytes, and those up to the end of its last granule.
-  int64_t num_bytes() const { return column_ends_.back(); }
+  int64_t num_bytes() const { return num_bytes_; }
   int64_t mapped_bytes() const { return runs_.back().end; }
   //! They cover [0, mapped_bytes()) in order; neighbours are of different ranks.
   const std::vector<Run>& runs() const { return runs_; }
-  //! GPU memory that a rank's runs take, and the bytes of the array in them.
+  //! GPU memory that a rank's runs take.
   int64_t part_bytes(int rank) const;
-  int64_t filled_bytes(int rank) const;
-  //! Share of a token's rows that a rank holds, on average: 1/num_ranks where all is even.
-  double load_share(int rank) const;
 
  private:
   //! Joins it to the run before it where that is the same rank's.
   void add_run(const Run& run);
 
   int num_ranks_;
-  std::vector<int64_t> column_ends_;  // in bytes
+  int64_t num_bytes_ = 0;
   std::vector<Run> runs_;
 };
 
