@@ -22,6 +22,12 @@ def table_memory(pid: int) -> dict[str, int]:
     return found
 
 
+def writable_tables(pid: int) -> list[str]:
+    """The mappings of tables' memory that a process may write to."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in lines if _TABLES.search(line) and line.split()[1][1::2] == "ws"]
+
+
 def own_bytes(pid: int) -> int:
     """Of memory that is of no file and shared with nobody."""
     status = Path(f"/proc/{pid}/status").read_text()

@@ -8,6 +8,7 @@ import pytest
 from checkpoints import NOBODY
 from engines import small_store
 from keepers import Keeper, attaching, status, stop
+from process_memory import writable_tables
 from table_machine import needs_namespaces, needs_root, points_library
 from table_ranks import Job, Node, group_name, hold
 from waiting import PATIENCE
@@ -206,6 +207,7 @@ def test_clients_cannot_write(node, store, tmp_path):
     keeper.is_ready()
     ranks = node.ranks(1)
     attaching(tmp_path, store, keeper, size=1).bind(ranks)
+    assert [writable_tables(one.pid) for one in (keeper.process, *ranks)] == [[], []]
     ranks[0].ask("spoil", name="table_1")
     with pytest.raises(EOFError):
         ranks[0].answer()

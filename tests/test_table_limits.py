@@ -160,17 +160,12 @@ RLIMITS = {
     "descriptors": ("RLIMIT_NOFILE", {"more": 0}, "Too many open files"),
     "one descriptor": ("RLIMIT_NOFILE", {"more": 2}, "Too many open files"),
     "three descriptors": ("RLIMIT_NOFILE", {"more": 4}, "Too many open files"),
-    "file size": ("RLIMIT_FSIZE", {"most": BYTES // 2}, "a limit on file sizes (ulimit -f)"),
     "address space": ("RLIMIT_AS", {"most": 0}, "Cannot allocate memory"),
 }
 
 
-# Rank 0 alone makes files.
-VICTIMS = [(limit, victim) for limit in RLIMITS for victim in (0, 1)]
-VICTIMS.remove(("file size", 1))
-
-
-@pytest.mark.parametrize(("limit", "victim"), VICTIMS)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("limit", RLIMITS)
 def test_limits_of_one_rank(node, store, tmp_path, limit, victim):
     """Every rank raises, and the text says whose limit it was."""
     name, arguments, cause = RLIMITS[limit]
@@ -188,6 +183,28 @@ def test_limits_of_one_rank(node, store, tmp_path, limit, victim):
     assert all(f"rank {victim}: " in text for text in texts), texts
     assert cause in texts[victim]
     hold(ranks, before)
+
+
+@pytest.mark.parametrize("kind", ["memfd", "shm"])
+def test_limit_on_file_sizes(node, tmp_path, kind):
+    """Of the rank that makes the files, before it makes any; no other rank makes one."""
+    store = made_up_store(tmp_path / "store", 40 * MIB)
+    for victim in (1, 0):
+        ranks = node.ranks(RANKS)
+        before = [rank.do("snapshot") for rank in ranks]
+        ranks[victim].do("limit", name="RLIMIT_FSIZE", most=20 * MIB)
+        job = large_job(tmp_path, store, memory=kind)
+        if victim != 0:
+            job.bind(ranks)
+            continue
+        job.ask(ranks)
+        error = refused_alike(ranks)
+        assert error.startswith("tables: table_1.values: expected "), error
+        assert error.endswith("in the limit on file sizes (ulimit -f) of rank 0"), error
+        needed, there = numbers_in(error)
+        assert abs(needed - 40 * MIB) < 2 * MIB, error
+        assert there == 20 * MIB, error
+        hold(ranks, before)
 
 
 def test_assumed_memory(node, store, tmp_path):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One copy of a table for all processes that have it: forks, other programs, and its end."""
 
+import signal
+
 import pytest
 from engines import small_store
-from process_memory import own_bytes, table_memory
+from process_memory import own_bytes, table_memory, writable_tables
 from table_ranks import DEATH_SECONDS, Job, Stop, hold, made_up_store
 from waiting import assert_soon, in_time
 
@@ -26,6 +28,20 @@ def test_fork_after_load(node, store, tmp_path, kind):
     for rank in ranks:
         assert rank.do("fork", name="table_1") == 0
     job.verify(ranks)
+
+
+@pytest.mark.parametrize("kind", ["memfd", "shm"])
+def test_nobody_writes_to_what_is_filled(node, store, tmp_path, kind):
+    """A rank that tries ends, and the others' table is as it was."""
+    ranks = node.ranks(RANKS)
+    job = Job(tmp_path, store, RANKS, memory=kind)
+    job.bind(ranks)
+    assert [writable_tables(rank.pid) for rank in ranks] == [[]] * RANKS
+    ranks[1].ask("spoil", name="table_1")
+    with pytest.raises(EOFError):
+        ranks[1].answer()
+    assert ranks[1].wait() in (-signal.SIGSEGV, 1)  # 1: a sanitizer says so
+    job.verify([ranks[0], ranks[2]])
 
 
 @in_time

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table/bind.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+
 #include <cstring>
 
 #include "engram/engram.h"
@@ -197,7 +200,25 @@ std::string name_of_test() {
 
 }  // namespace
 
-TEST_CASE("bind: every rank reads every byte of one copy") {
+namespace {
+
+//! NOTE: writes a zero where it can.
+bool can_write(uint8_t* at) {
+  const FileDescriptor zeros(open("/dev/zero", O_RDONLY | O_CLOEXEC));
+  return read(zeros.get(), at, 1) == 1;
+}
+
+bool can_map_writable(const HostMemory& memory) {
+  const auto size = static_cast<size_t>(memory.mapped_bytes());
+  const int file = memory.descriptors().at(0).get();
+  void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (mapped != MAP_FAILED) munmap(mapped, size);
+  return mapped != MAP_FAILED || pwrite(file, "", 1, 0) == 1;
+}
+
+}  // namespace
+
+TEST_CASE("bind: every rank reads every byte of one copy, and none can write to it") {
   const Folder store;
   write_store(store);
   for (const auto kind : {MemoryKind::kMemfd, MemoryKind::kShm, MemoryKind::kPrivate}) {
@@ -213,6 +234,11 @@ TEST_CASE("bind: every rank reads every byte of one copy") {
                         state, [] {});
         if (state.progress.done != state.progress.total) return "progress is not complete";
         if (tables.at("one")->history().rank != rank) return "another rank";
+        for (const auto& [name, table] : tables) {
+          const HostMemory& memory = *table->values().host_memory();
+          if (can_write(memory.data())) return "this rank can write";
+          if (kind == MemoryKind::kMemfd && can_map_writable(memory)) return "others can write";
+        }
         return look_at(tables, 3);
       });
     }

@@ -153,6 +153,18 @@ TEST_CASE("who must not write cannot") {
       });
       CHECK(writer.result().empty());
     }
+    memory.seal();
+    if (kind == MemoryKind::kMemfd) {
+      const int file = memory.descriptors().at(0).get();
+      CHECK(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) == MAP_FAILED);
+      CHECK(pwrite(file, "", 1, 0) < 0);
+    }
+    // For a registration: what was mapped for writing may be again, and nothing else.
+    for (HostMemory* const one : {&memory, &reader}) one->unprotect();
+    CHECK(memory.access() == Access::kReadWrite);
+    CHECK(reader.access() == Access::kReadOnly);
+    memory.data()[0] = byte_at(0);
+    CHECK(is_filled(reader));
   }
 }
 

@@ -225,6 +225,39 @@ TEST_CASE("/dev/shm bounds shm alone, that of the rank which creates it") {
             "engram.1 values, engram.14 values: expected 1094713344 bytes"));
 }
 
+TEST_CASE("the largest file of the rank that creates it bounds each memfd and shm file by itself") {
+  Limits small;
+  small.file_bytes = kGibi - 1;
+  RoomRequest one = request(kGibi);
+  one.creator = 1;
+  CHECK(refusal({one, one}, {{}, small}) ==
+        "engram.1 values: expected 1073741824 bytes (1.00 GiB) of memory, found 1073741823 bytes "
+        "(1.00 GiB) in the limit on file sizes (ulimit -f) of rank 1");
+  CHECK(refusal({one}, {small, {}}) == "fits");
+  for (const MemoryKind kind : {MemoryKind::kPrivate, MemoryKind::kCumem}) {
+    one.options.kind = kind;
+    CHECK(refusal({one}, {{}, small}) == "fits");
+  }
+  one.options.kind = MemoryKind::kShm;
+  small.file_bytes = kGibi;
+  CHECK(refusal({one, one}, {{}, small}) == "fits");
+}
+
+TEST_CASE("a GPU holds what all its ranks need") {
+  const auto on = [](const std::string& gpu, int64_t free_bytes, int64_t needed_bytes) {
+    Limits limits;
+    limits.gpu = {gpu, free_bytes, needed_bytes};
+    return limits_from_json(to_json(limits));  // as it travels
+  };
+  CHECK(refusal({}, {on("A", 10, 4), on("B", 1, 1), on("A", 8, 4)}) == "fits");
+  CHECK(refusal({}, {on("A", 10, 4), on("B", 1, 1), on("A", 7, 4)}) ==
+        "GPU A: expected 8 bytes (0.00 GiB) of free memory for the tables of ranks 0, 2, found 7 "
+        "bytes (0.00 GiB)");
+  CHECK(refusal({}, {{}, on("B", 1, 2)}) ==
+        "GPU B: expected 2 bytes (0.00 GiB) of free memory for the tables of rank 1, found 1 "
+        "bytes (0.00 GiB)");
+}
+
 TEST_CASE("hugetlb pages and NUMA nodes refuse, MemAvailable warns, assume_ram decides") {
   Limits limits;
   limits.available_bytes = 4 * kGibi;

@@ -66,6 +66,8 @@ class TableArray {
   virtual const uint8_t* on_device(int device) = 0;
   //! Address for this CPU; null where the memory is a GPU's, or the array is on disk.
   virtual const uint8_t* on_host() = 0;
+  //! Forbids this process to write to it where that is host memory. Throws Error.
+  virtual void protect() {}
   //! Null where it is not in host memory.
   virtual const HostMemory* host_memory() const { return nullptr; }
   //! How long a GPU's registration of host memory took; none: there was none.
@@ -117,6 +119,11 @@ class Table {
   //! Null but for placement disk.
   DiskReader* disk() const { return disk_.get(); }
   DiskLanes* lanes() const { return lanes_.get(); }
+  //! For tables that are filled. Throws Error.
+  void protect() const {
+    values_->protect();
+    scales_->protect();
+  }
   //! Null unless the options have hot_rows.
   const GpuHotRows* hot() const { return hot_.get(); }
 

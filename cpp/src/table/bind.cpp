@@ -55,10 +55,13 @@ class Binding {
 
   std::vector<Group::Part> exchange(const char* phase,
                                     const std::function<Group::Part(Work&)>& fn) {
-    return group_.exchange(phase, [&](Work& work) {
+    const auto begin = steady_clock::now();
+    auto parts = group_.exchange(phase, [&](Work& work) {
       use_device();
       return fn(work);
     });
+    log(LogLevel::kDebug, concat("bind: ", phase, ": ", seconds_since(begin), " s"));
+    return parts;
   }
 
   //! An exchange of nothing but that all have done it.
@@ -88,11 +91,22 @@ class Binding {
       ask_for_kept(work);
       Vote mine{.node = current_node(), .gpu_node = seat_.gpu_node, .limits = read_limits()};
       mine.limits.assumed_bytes = settings_.assume_ram.value_or(-1);
+      mine.limits.gpu = gpu_room();
       for (const TableBuild& table : tables_) mine.tables.emplace(table.name(), table.vote(seat_));
       ENGRAM_POINT("bind.vote");
       return Group::Part{.data = to_json(mine), .fds = {}};
     });
     for (const Group::Part& part : parts) votes_.push_back(vote_from_json(part.data));
+  }
+
+  //! Of this rank's GPU. A process alone loads its GPU's copy once that asks for it; then the one
+  //! that its thread has chosen, if it has, is likely to, and no other gets a context for it.
+  GpuRoom gpu_room() {
+    int64_t needed = 0;
+    for (const TableBuild& table : tables_) needed += table.gpu_bytes(seat_);
+    if (needed == 0) return {};
+    const int device = seat_.size == 1 && seat_.device < 0 ? chosen_device() : seat_.device;
+    return engram::gpu_room(device, needed);
   }
 
   //! A process alone that reads tables on its CPU is to leave CUDA alone: host memory is registered
@@ -163,18 +177,14 @@ class Binding {
   //! What the ranks' GPUs hold parts of.
   void shard() {
     std::vector<std::pair<ArrayBuild*, Parts>> wanted;
-    int64_t part_bytes = 0;
     for (TableBuild& table : tables_) {
       for (ArrayBuild& array : table.arrays()) {
         if (array.placement != Placement::kDeviceSharded) continue;
-        const TableInfo& info = table.info();
-        Parts parts(info.column_rows, array.source.file.num_bytes / info.num_rows, seat_.size);
-        part_bytes += parts.part_bytes(seat_.rank);
-        wanted.emplace_back(&array, std::move(parts));
+        wanted.emplace_back(&array, table.parts_of(array, seat_.size));
       }
     }
     if (wanted.empty()) return;
-    const PeerGpus gpus(group_, seat_.device, part_bytes);
+    const PeerGpus gpus(group_, seat_.device);
     for (auto& [array, parts] : wanted) {
       array->sharded = std::make_unique<ShardedArray>(group_, gpus, std::move(parts), array->label);
     }
@@ -197,17 +207,28 @@ class Binding {
     });
   }
 
+  //! From here on nobody writes to what is filled.
   void enroll() {
-    if (seat_.size == 1) return;
     together("register", [&](Work& work) {
       ENGRAM_POINT("register.begin");
       for (TableBuild& table : tables_) {
         for (const ArrayBuild& array : table.arrays()) {
-          if (array.host && seat_.device >= 0) array.host->enroll(seat_.device, cancelled(work));
+          if (array.host) enroll(*array.host, work);
         }
+        if (seat_.size > 1) table.seal(seat_);
       }
       ENGRAM_POINT("register.end");
     });
+  }
+
+  void enroll(HostArray& array, const Work& work) {
+    if (seat_.size > 1 && seat_.device >= 0) {
+      array.enroll(seat_.device, cancelled(work));
+    } else if (seat_.size > 1) {
+      array.protect();
+    }
+    // A process alone spoils nobody else's table, and has a GPU register it once that asks: pages
+    // that were read-only meanwhile would be pinned one by one, by faults.
   }
 
   TablesByName finish(double load_seconds) {

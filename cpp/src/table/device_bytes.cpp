@@ -13,8 +13,11 @@ namespace engram {
 DeviceBytes::DeviceBytes(int device, int64_t num_bytes, const std::string& label)
     : device_(device), owner_(getpid()) {
   void* memory = nullptr;
-  const std::string what =
-      concat(label, ": expected ", num_bytes, " bytes of memory on GPU ", pci_bus_id(device));
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), label.c_str());
+  const std::string what = concat(label, ": expected ", num_bytes, " bytes of memory on GPU ",
+                                  pci_bus_id(device), ", found ", free_bytes);
   check_cuda(cudaMalloc(&memory, static_cast<size_t>(num_bytes)), what.c_str());
   bytes_ = static_cast<uint8_t*>(memory);
 }

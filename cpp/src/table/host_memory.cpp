@@ -100,6 +100,7 @@ HostMemory HostMemory::attach(const HostMemoryOptions& options,
                memory_kind_name(options.kind), "\", found ", descriptors.size());
   check_memory_file(options, descriptors[0], memory.mapped_bytes_, label);
   memory.access_ = access;
+  memory.may_write_ = access == Access::kReadWrite;
   memory.descriptors_ = std::move(descriptors);
   memory.map();
   return memory;
@@ -134,7 +135,7 @@ void HostMemory::map() {
     return;
   }
   // A wider range, for the boundary, and for a page on both sides that nothing is on: the kernel
-  // would merge a neighbour that is alike, and count the two as one (page_share).
+  // would merge a neighbour that is alike, and count the two as one (page_shares).
   const int64_t page = small_page_bytes();
   uint8_t* const range = reserve(mapped_bytes_ + kHugePageBytes + 2 * page, PROT_NONE,
                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
@@ -177,6 +178,7 @@ void HostMemory::swap(HostMemory& other) noexcept {
   std::swap(options_, other.options_);
   std::swap(label_, other.label_);
   std::swap(access_, other.access_);
+  std::swap(may_write_, other.may_write_);
   std::swap(data_, other.data_);
   std::swap(num_bytes_, other.num_bytes_);
   std::swap(mapped_bytes_, other.mapped_bytes_);
@@ -230,13 +232,26 @@ void HostMemory::prefault(int64_t begin, int64_t end, const std::function<bool()
                  descriptors_.empty() ? -1 : descriptors_[0].get(), begin, what, cancelled);
 }
 
-void HostMemory::protect() {
-  if (options_.kind == MemoryKind::kCumem || access_ == Access::kReadOnly) return;
-  if (mprotect(data_, static_cast<size_t>(mapped_bytes_), PROT_READ) != 0) {
+void HostMemory::protect() { set_access(Access::kReadOnly); }
+
+void HostMemory::unprotect() {
+  if (may_write_) set_access(Access::kReadWrite);
+}
+
+void HostMemory::set_access(Access access) {
+  if (options_.kind == MemoryKind::kCumem || access_ == access) return;
+  const bool writes = access == Access::kReadWrite;
+  if (mprotect(data_, static_cast<size_t>(mapped_bytes_),
+               writes ? PROT_READ | PROT_WRITE : PROT_READ) != 0) {
     throw Error(ENGRAM_INTERNAL_ERROR,
-                concat(label_, ": cannot be made read-only: ", std::strerror(errno)));
+                concat(label_, ": cannot be made ",
+                       writes ? "writable: " : "read-only: ", std::strerror(errno)));
   }
-  access_ = Access::kReadOnly;
+  access_ = access;
+}
+
+void HostMemory::seal() const {
+  if (options_.kind == MemoryKind::kMemfd) forbid_writers(descriptors_.at(0));
 }
 
 void HostMemory::set_inherited(bool inherited) {

@@ -97,6 +97,12 @@ class HostMemory {
   //! Forbids this process to write, from now on: for after loading and registration. Throws Error.
   //! kCumem: nothing to do.
   void protect();
+  //! Takes protect() back, for a registration. Throws Error. Nothing where the memory was attached
+  //! for reading.
+  void unprotect();
+  //! Forbids all processes to map it for writing, or to write through its descriptors, from now on:
+  //! once all have mapped it. kMemfd alone, as far as the kernel can.
+  void seal() const;
 
   //! Whether forked children get the memory (the default). Registered kPrivate memory should not
   //! be: a fork copies pages that a device has pinned, all of them.
@@ -109,11 +115,13 @@ class HostMemory {
   void map();
   uint8_t* reserve(int64_t num_bytes, int protection, int flags, int file);
   void take(CumemMemory&& cumem);
+  void set_access(Access access);
   void swap(HostMemory& other) noexcept;
 
   HostMemoryOptions options_;
   std::string label_;
   Access access_ = Access::kReadWrite;
+  bool may_write_ = true;  // by the descriptor that it was attached by
   uint8_t* data_ = nullptr;
   int64_t num_bytes_ = 0;
   int64_t mapped_bytes_ = 0;

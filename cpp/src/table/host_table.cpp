@@ -22,9 +22,20 @@ void HostArray::enroll(int device, const std::function<bool()>& cancelled) {
   require_cuda(device);
   const std::lock_guard lock(mutex_);
   if (registration_) return;
-  registration_.emplace(*memory_, device, cancelled);
-  // NOTE: not before, drivers register no memory that is read-only.
-  if (memory_->access() == Access::kReadWrite) memory_->protect();
+  // NOTE: most drivers pin pages for writing, which takes a mapping that may be written to.
+  if (!can_register_read_only(device)) memory_->unprotect();
+  try {
+    registration_.emplace(*memory_, device, cancelled);
+  } catch (...) {
+    memory_->protect();
+    throw;
+  }
+  memory_->protect();
+}
+
+void HostArray::protect() {
+  const std::lock_guard lock(mutex_);
+  memory_->protect();
 }
 
 const uint8_t* HostArray::on_device(int device) {

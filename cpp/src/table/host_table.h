@@ -25,6 +25,10 @@ class HostArray final : public TableArray {
   //! on read-only for the CPU. Once; thread-safe. Throws Error.
   void enroll(int device, const std::function<bool()>& cancelled);
 
+  //! Read-only for this process, from here on: for memory that is filled, and that no GPU is about
+  //! to register. Throws Error.
+  void protect() override;
+
   const uint8_t* on_device(int device) override;
   const uint8_t* on_host() override { return memory_->data(); }
   const HostMemory* host_memory() const override { return memory_.get(); }

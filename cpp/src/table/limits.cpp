@@ -2,6 +2,7 @@
 #include "table/limits.h"
 
 #include <linux/magic.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
@@ -207,6 +208,10 @@ Limits read_limits(const std::string& root) {
     limits.shm_size_bytes = static_cast<int64_t>(status.f_blocks) * status.f_bsize;
     limits.shm_free_bytes = static_cast<int64_t>(status.f_bavail) * status.f_bsize;
   }
+  struct rlimit file{};
+  if (getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur <= kUnlimited) {
+    limits.file_bytes = static_cast<int64_t>(file.rlim_cur);
+  }
   return limits;
 }
 
@@ -226,7 +231,9 @@ nlohmann::json to_json(const Limits& limits) {
           {"free_hugetlb_bytes", limits.free_hugetlb_bytes},
           {"shm_identity", limits.shm_identity},
           {"shm_size_bytes", limits.shm_size_bytes},
-          {"shm_free_bytes", limits.shm_free_bytes}};
+          {"shm_free_bytes", limits.shm_free_bytes},
+          {"file_bytes", limits.file_bytes},
+          {"gpu", {limits.gpu.gpu, limits.gpu.free_bytes, limits.gpu.needed_bytes}}};
 }
 
 Limits limits_from_json(const nlohmann::json& json) {
@@ -243,6 +250,9 @@ Limits limits_from_json(const nlohmann::json& json) {
   json.at("shm_identity").get_to(limits.shm_identity);
   json.at("shm_size_bytes").get_to(limits.shm_size_bytes);
   json.at("shm_free_bytes").get_to(limits.shm_free_bytes);
+  json.at("file_bytes").get_to(limits.file_bytes);
+  const nlohmann::json& gpu = json.at("gpu");
+  limits.gpu = {gpu.at(0), gpu.at(1), gpu.at(2)};
   return limits;
 }
 

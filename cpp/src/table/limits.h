@@ -31,6 +31,13 @@ struct NodeRoom {
   int64_t free_hugetlb_bytes = 0;  //!< on hugetlb pages of 2 MiB
 };
 
+//! A rank's GPU, and what it is to hold for the rank.
+struct GpuRoom {
+  std::string gpu;  //!< its PCI bus id; empty: nothing is asked of any
+  int64_t free_bytes = 0;
+  int64_t needed_bytes = 0;
+};
+
 //! What bounds the memory of one process, as it stands now; -1 where the machine does not say.
 struct Limits {
   std::vector<CgroupLimit> cgroups;
@@ -41,6 +48,8 @@ struct Limits {
   std::string shm_identity;         //!< of /dev/shm, as for cgroups
   int64_t shm_size_bytes = -1;      //!< of /dev/shm, where it is a tmpfs with a size
   int64_t shm_free_bytes = -1;
+  int64_t file_bytes = -1;  //!< of one file that the process makes (ulimit -f)
+  GpuRoom gpu;              //!< whoever asks for GPU memory sets it
 };
 
 //! Reads them. What cannot be read bounds nothing. `root` is another folder in tests alone: that of
@@ -60,7 +69,8 @@ struct RoomRequest {
 
 //! Refuses (ENGRAM_OUT_OF_MEMORY) what the limits of a group's processes, by rank, do not allow
 //! together: one line with the bytes needed, the bytes there, and which limit it is. cgroups,
-//! /dev/shm, hugetlb pages and, on machines with several, NUMA nodes refuse. MemAvailable too small
+//! /dev/shm, ulimit -f (memfd and shm are files), hugetlb pages, GPUs and, on machines with
+//! several, NUMA nodes refuse. MemAvailable too small
 //! is a warning, for virtual machines grow it, and so are memory.high and uneven interleaving: they
 //! are returned, a line each. assumed_bytes, the least that any rank has, stands in for
 //! MemAvailable and does refuse, for who gives it knows. RLIMIT_MEMLOCK is not asked: it bounds

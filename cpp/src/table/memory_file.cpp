@@ -78,11 +78,17 @@ FileDescriptor make_memory_file(const HostMemoryOptions& options, int64_t num_by
   FileDescriptor file = memfd ? open_memfd(label, options.pages) : open_shm(label);
   set_size(file, label, num_bytes);
   // A memfd is made with everybody's rights; /proc/PID/fd goes by them.
-  if (fchmod(file.get(), 0600) != 0 ||
-      (memfd && fcntl(file.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0)) {
+  if (fchmod(file.get(), 0600) != 0 || (memfd && fcntl(file.get(), F_ADD_SEALS, kSizeSeals) != 0)) {
     throw Error(ENGRAM_INTERNAL_ERROR, concat(label, ": cannot be sealed: ", std::strerror(errno)));
   }
   return file;
+}
+
+void forbid_writers(const FileDescriptor& file) {
+  constexpr int kFutureWriteSeal = 0x0010;  // F_SEAL_FUTURE_WRITE, Linux 5.1
+  // NOTE: not F_SEAL_WRITE, which no file gets that a mapping could still write to.
+  if (fcntl(file.get(), F_ADD_SEALS, kFutureWriteSeal | F_SEAL_SEAL) == 0) return;
+  fcntl(file.get(), F_ADD_SEALS, F_SEAL_SEAL);  // an older kernel's
 }
 
 void check_memory_file(const HostMemoryOptions& options, const FileDescriptor& file,

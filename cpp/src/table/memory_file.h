@@ -16,6 +16,10 @@ namespace engram {
 FileDescriptor make_memory_file(const HostMemoryOptions& options, int64_t num_bytes,
                                 const std::string& label);
 
+//! From now on nobody maps a memfd for writing, nor writes through a descriptor of it; mappings
+//! that are there stay what they are. Where the kernel has no such seal, nothing changes.
+void forbid_writers(const FileDescriptor& file);
+
 //! Refuses a descriptor of anything but what make_memory_file makes. Throws Error.
 void check_memory_file(const HostMemoryOptions& options, const FileDescriptor& file,
                        int64_t num_bytes, const std::string& label);

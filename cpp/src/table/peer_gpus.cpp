@@ -2,7 +2,6 @@
 // That every GPU of a group can read every other's memory is tried, not asked: a process may see
 // no GPU but its own, and machines exist on which the driver promises what the bus does not do.
 #include <algorithm>
-#include <map>
 
 #include "cuda_support.h"
 #include "engram/error.h"
@@ -91,32 +90,9 @@ std::string unreadable(const std::vector<Group::Part>& parts, size_t my_rank, in
   return text;
 }
 
-//! Throws Error where a GPU has less than the parts of all ranks on it need.
-void check_free(const std::vector<Group::Part>& parts, const std::vector<std::string>& bus_ids) {
-  struct Gpu {
-    int64_t needed = 0;
-    int64_t free = INT64_MAX;
-    int ranks = 0;
-  };
-  std::map<std::string, Gpu> gpus;
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    Gpu& gpu = gpus[bus_ids[rank]];
-    gpu.needed += parts[rank].data.at("needed").get<int64_t>();
-    gpu.free = std::min(gpu.free, parts[rank].data.at("free").get<int64_t>());
-    ++gpu.ranks;
-  }
-  for (const auto& [bus_id, gpu] : gpus) {
-    if (gpu.needed <= gpu.free) continue;
-    throw Error(
-        ENGRAM_OUT_OF_MEMORY,
-        concat("GPU ", bus_id, ": expected ", gpu.needed, " bytes of free memory for the ",
-               "parts of ", gpu.ranks, gpu.ranks == 1 ? " rank" : " ranks", ", found ", gpu.free));
-  }
-}
-
 }  // namespace
 
-PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(device) {
+PeerGpus::PeerGpus(Group& group, int device) : device_(device) {
   const auto my_rank = static_cast<size_t>(group.rank());
   std::unique_ptr<Granule> granule;  // until everybody has read it
   const std::vector<Group::Part> granules = group.exchange("gpus", [&](Group::Work&) {
@@ -133,27 +109,20 @@ PeerGpus::PeerGpus(Group& group, int device, int64_t part_bytes) : device_(devic
   for (const Group::Part& part : granules) {
     bus_ids.push_back(part.data.at("gpu").get<std::string>());
   }
-  const std::vector<Group::Part> rooms = group.exchange("peers", [&](Group::Work&) {
+  group.exchange("peers", [&](Group::Work&) {
     const OnGpu gpu(device);
     const std::string text = unreadable(granules, my_rank, device);
     if (!text.empty()) {
       throw Error(ENGRAM_CUDA_ERROR,
                   concat("GPU ", bus_ids[my_rank], " cannot read the memory of ", text));
     }
-    size_t free_bytes = 0;
-    size_t total_bytes = 0;
-    check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes),
-               concat("GPU ", bus_ids[my_rank], ": free memory").c_str());
-    Group::Part part;
-    part.data = {{"free", static_cast<int64_t>(free_bytes)}, {"needed", part_bytes}};
-    return part;
+    return Group::Part{};
   });
-  check_free(rooms, bus_ids);
 }
 
 #else
 
-PeerGpus::PeerGpus(Group&, int device, int64_t) : device_(device) { require_cuda(0); }
+PeerGpus::PeerGpus(Group&, int device) : device_(device) { require_cuda(0); }
 
 #endif
 

@@ -138,6 +138,8 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
     for (const auto& [table, held] : served) tables_.erase(table);
   };
   try {
+    // Clients map the memory too; those that must write to it do so to register it, no more.
+    for (const auto& [table, held] : served) held->protect();
     keeper.run(served, state().stop_serving);
   } catch (...) {
     free_names();

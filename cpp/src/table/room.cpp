@@ -103,6 +103,46 @@ void check_shm(const std::vector<RoomRequest>& requests, const std::vector<Limit
   }
 }
 
+//! Each array is a file of its own.
+void check_files(const std::vector<RoomRequest>& requests, const std::vector<Limits>& by_rank) {
+  for (const RoomRequest& request : requests) {
+    const MemoryKind kind = request.options.kind;
+    if (kind != MemoryKind::kMemfd && kind != MemoryKind::kShm) continue;
+    const int64_t most = by_rank.at(static_cast<size_t>(request.creator)).file_bytes;
+    if (most < 0) continue;
+    Need need;
+    need.add(size_of(request), request.label);
+    need.refuse_beyond(most,
+                       concat("the limit on file sizes (ulimit -f) of rank ", request.creator));
+  }
+}
+
+void check_gpus(const std::vector<Limits>& by_rank) {
+  struct Gpu {
+    int64_t needed = 0;
+    int64_t there = INT64_MAX;
+    std::string ranks;
+    int num_ranks = 0;
+  };
+  std::map<std::string, Gpu> gpus;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const GpuRoom& room = by_rank[rank].gpu;
+    if (room.gpu.empty()) continue;
+    Gpu& gpu = gpus[room.gpu];
+    gpu.needed += room.needed_bytes;
+    gpu.there = std::min(gpu.there, room.free_bytes);
+    gpu.ranks += concat(gpu.ranks.empty() ? "" : ", ", rank);
+    ++gpu.num_ranks;
+  }
+  for (const auto& [name, gpu] : gpus) {
+    if (gpu.needed <= gpu.there) continue;
+    throw Error(ENGRAM_OUT_OF_MEMORY,
+                concat("GPU ", name, ": expected ", text_of(gpu.needed),
+                       " of free memory for the tables of rank", gpu.num_ranks == 1 ? " " : "s ",
+                       gpu.ranks, ", found ", text_of(gpu.there)));
+  }
+}
+
 //! Nodes that a rank's cpuset allows; empty where its machine does not say.
 std::vector<int> allowed_by(const Limits& limits) {
   std::vector<int> nodes;
@@ -173,6 +213,8 @@ int64_t least(const std::vector<Limits>& by_rank, int64_t Limits::* number) {
 std::vector<std::string> check_room(const std::vector<RoomRequest>& requests,
                                     const std::vector<Limits>& by_rank) {
   std::vector<std::string> warnings;
+  check_gpus(by_rank);
+  check_files(requests, by_rank);
   check_shm(requests, by_rank);
   Need ordinary;
   Need hugetlb;

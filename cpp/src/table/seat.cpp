@@ -4,6 +4,7 @@
 #include "cuda_driver.h"
 #include "cuda_support.h"
 #include "engram/error.h"
+#include "table/gpu_memory.h"
 #include "table/launcher.h"
 
 namespace engram {
@@ -34,6 +35,37 @@ int choose_device([[maybe_unused]] int rank) {
   return rank % num_devices;
 #else
   return -1;
+#endif
+}
+
+int chosen_device() {
+#if ENGRAM_CUDA
+  try {
+    require_cuda(0);
+  } catch (const Error&) {
+    return -1;
+  }
+  if (!has_context()) return -1;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "current CUDA device");
+  return device;
+#else
+  return -1;
+#endif
+}
+
+GpuRoom gpu_room([[maybe_unused]] int device, [[maybe_unused]] int64_t needed_bytes) {
+#if ENGRAM_CUDA
+  if (device < 0) return {};
+  const OnGpu gpu(device);
+  const std::string name = pci_bus_id(device);
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes),
+             concat("GPU ", name, ": free memory").c_str());
+  return {name, static_cast<int64_t>(free_bytes), needed_bytes};
+#else
+  return {};
 #endif
 }
 

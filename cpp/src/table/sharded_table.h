@@ -3,7 +3,7 @@
 //! device_sharded: arrays as one address range on the GPU of every rank, their bytes spread over
 //! the memory of all of those GPUs. Kernels read them like any other array.
 //!
-//!     const PeerGpus gpus(group, device, part_bytes);        // collective, before anything else
+//!     const PeerGpus gpus(group, device);                    // collective, before anything else
 //!     ShardedArray values(group, gpus, parts, "engram.1.values");                   // collective
 //!     group.exchange("load", [&](Group::Work& work) { values.load(reader, ...); ... });
 //!
@@ -31,12 +31,11 @@ class SourceReader;
 //! Ranks may share a GPU, and may see (CUDA_VISIBLE_DEVICES) no other GPU than their own.
 class PeerGpus {
  public:
-  //! Collective. `device` is this rank's GPU (an ordinal of this process), `part_bytes` what this
-  //! rank is about to allocate: the sum of parts.part_bytes(rank) over all arrays. Refused:
-  //! a rank with no such GPU or with a driver that shares no GPU memory by descriptors; a pair of
-  //! GPUs of which one cannot read the other's memory, tried with a granule of each (the Error
-  //! has both PCI bus ids); a GPU with less free memory than its ranks' parts need.
-  PeerGpus(Group& group, int device, int64_t part_bytes);
+  //! Collective. `device` is this rank's GPU (an ordinal of this process). Refused: a rank with no
+  //! such GPU or with a driver that shares no GPU memory by descriptors; a pair of GPUs of which
+  //! one cannot read the other's memory, tried with a granule of each (the Error has both PCI bus
+  //! ids). Whether they have room is asked before (check_room, limits.h).
+  PeerGpus(Group& group, int device);
 
   int device() const { return device_; }
 
@@ -55,8 +54,8 @@ class ShardedArray final : public TableArray {
   //! Fills this rank's part; not collective, so that one exchange may fill many arrays. Other
   //! ranks' parts are there once that exchange is over.
   //! verify: checks every block that the part touches against the source's sums (a source by
-  //! formula has none). add_bytes: what is done since the last call; parts().filled_bytes(rank) in
-  //! all. Both functions may be empty.
+  //! formula has none). add_bytes: what is done since the last call, in all the array's bytes in
+  //! the part. Both functions may be empty.
   void load(const SourceReader& reader, bool verify, const std::function<bool()>& cancelled,
             const std::function<void(int64_t)>& add_bytes);
 

@@ -169,6 +169,20 @@ std::vector<RoomRequest> TableBuild::room_requests(int num_ranks) const {
   return requests;
 }
 
+Parts TableBuild::parts_of(const ArrayBuild& array, int num_ranks) const {
+  return {info_.column_rows, array.source.file.num_bytes / info_.num_rows, num_ranks};
+}
+
+int64_t TableBuild::gpu_bytes(const Seat& seat) const {
+  int64_t total = 0;
+  for (const ArrayBuild& array : arrays_) {
+    total += array.device_bytes;
+    if (array.placement != Placement::kDeviceSharded) continue;
+    total += parts_of(array, seat.size).part_bytes(seat.rank);
+  }
+  return total;
+}
+
 int64_t TableBuild::bytes_to_load(int num_ranks) const {
   int64_t total = 0;
   for (const ArrayBuild& array : arrays_) {
@@ -193,6 +207,12 @@ void TableBuild::create(const Seat& seat, Group::Part* part) {
     const std::vector<FileDescriptor>& descriptors = array.host->memory().descriptors();
     part->data[array.label] = {part->fds.size(), descriptors.size()};
     for (const FileDescriptor& each : descriptors) part->fds.push_back(each.duplicate());
+  }
+}
+
+void TableBuild::seal(const Seat& seat) {
+  for (ArrayBuild& array : arrays_) {
+    if (fills(array) && copy(seat).owner == seat.rank) array.host->memory().seal();
   }
 }
 

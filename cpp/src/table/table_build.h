@@ -66,13 +66,20 @@ class TableBuild {
   //! Of the host arrays that the ranks fill.
   const Copy& copy(const Seat& seat) const { return plan_.copy_of(seat.rank); }
   std::vector<RoomRequest> room_requests(int num_ranks) const;
+  //! Of GPU memory, that this rank is going to take.
+  int64_t gpu_bytes(const Seat& seat) const;
   //! Bytes that all ranks together are going to load.
   int64_t bytes_to_load(int num_ranks) const;
 
   //! Allocates what this rank owns; adds descriptors for the others to `part`.
   void create(const Seat& seat, Group::Part* part);
+  //! Of a device_sharded array.
+  Parts parts_of(const ArrayBuild& array, int num_ranks) const;
   //! Maps what others own, or a keeper; `parts` are those of create(), by rank.
   void attach(const Seat& seat, std::vector<Group::Part>* parts);
+
+  //! What this rank created is written to no more by who maps it from now on.
+  void seal(const Seat& seat);
 
   //! The table; nothing is left here. huge_share: of the host memory, where it is filled.
   std::shared_ptr<const Table> finish(const Seat& seat, double huge_share, double load_seconds);

@@ -100,7 +100,11 @@ inline void load(Group& group, ShardedArray& array, const Source& source, bool v
           const std::lock_guard lock(mutex);
           done += count;
         });
-    const int64_t expected = array.parts().filled_bytes(group.rank());
+    int64_t expected = 0;
+    for (const Parts::Run& run : array.parts().runs()) {
+      if (run.rank != group.rank()) continue;
+      expected += std::min(run.end, array.parts().num_bytes()) - run.begin;
+    }
     if (done != expected) throw Error(ENGRAM_INTERNAL_ERROR, concat("told of ", done, " bytes"));
     return Group::Part{};
   });
@@ -111,7 +115,7 @@ struct Bound {
   Bound(int rank, int size, const Source& source, bool verify = true, const std::string& trial = "",
         const std::vector<int64_t>& columns = kColumns)
       : parts(columns, kRowBytes, size), group(group_options(rank, size, trial), cancelled) {
-    const PeerGpus gpus(group, 0, parts.part_bytes(rank));
+    const PeerGpus gpus(group, 0);
     array = std::make_unique<ShardedArray>(group, gpus, parts, "engram.1.values");
     load(group, *array, source, verify);
   }

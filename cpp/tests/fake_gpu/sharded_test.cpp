@@ -98,23 +98,6 @@ TEST_CASE("a pair of GPUs without peer access is named before anything is loaded
   }
 }
 
-TEST_CASE("a GPU too small for its ranks' parts is told with the numbers, before it is filled") {
-  const Parts parts(kColumns, kRowBytes, 3);
-  const int64_t needed = parts.part_bytes(0) + parts.part_bytes(2);
-  for (const bool enough : {true, false}) {
-    const auto lines = run_ranks(3, [&](int rank) {
-      see_only(kGpus[rank == 1 ? 1 : 0]);
-      machine().free_bytes[kGpus[0]] = enough ? needed : needed - 1;
-      return Bound(rank, 3, formula_source()).read();
-    });
-    const std::string expected =
-        enough ? "0 wrong"
-               : concat("error: GPU ", kGpus[0], ": expected ", needed,
-                        " bytes of free memory for the parts of 2 ranks, found ", needed - 1);
-    CHECK(lines == std::vector<std::string>(3, expected));
-  }
-}
-
 TEST_CASE("what one rank cannot do is every rank's error") {
   const auto blind = run_ranks(2, [&](int rank) {
     see_only(kGpus[0]);
@@ -158,7 +141,7 @@ TEST_CASE("tables of more columns than descriptors may travel at a time") {
     std::atomic<bool> cancelled{false};
     Group group(group_options(rank, 2), cancelled);
     const Parts parts(columns, kRowBytes, 2);
-    const PeerGpus gpus(group, 0, parts.part_bytes(rank));
+    const PeerGpus gpus(group, 0);
     ShardedArray array(group, gpus, parts, "wide");
     // Each rank writes a word into each of its runs.
     auto* const bytes = const_cast<uint8_t*>(array.on_device(0));
@@ -204,7 +187,7 @@ TEST_CASE("sources and groups that do not fit an array are refused") {
                        Error);
   std::atomic<bool> cancelled{false};
   Group alone(group_options(0, 1), cancelled);
-  const PeerGpus gpus(alone, 0, 0);
+  const PeerGpus gpus(alone, 0);
   CHECK_THROWS_WITH_AS(ShardedArray(alone, gpus, Parts(kColumns, kRowBytes, 2), "x"),
                        "x: expected parts for 1 ranks, found 2", Error);
 }
