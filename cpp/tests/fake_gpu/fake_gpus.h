@@ -31,7 +31,10 @@ struct Machine {
   int64_t refuse_at = -1;
   int64_t die_at = -1;
 
+  bool registers = true;  //!< host memory for GPUs
+
   // What is there now.
+  std::map<const void*, int64_t> registered;  //!< bytes of host memory, by their first
   int64_t num_handles = 0;
   int64_t num_mapped = 0;
   int64_t num_reserved = 0;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,12 @@ namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
 std::atomic<int64_t> made{0};
+std::mutex registered_mutex;
+
+cudaError_t refuse() {
+  last_error = cudaErrorMemoryAllocation;
+  return last_error;
+}
 
 //! Devices are counted from 0, and a null context is none.
 int current_device() {
@@ -32,9 +39,7 @@ int current_device() {
 
 cudaError_t answer() {
   note_call();
-  if (!refuses()) return cudaSuccess;
-  last_error = cudaErrorMemoryAllocation;
-  return last_error;
+  return refuses() ? refuse() : cudaSuccess;
 }
 
 namespace {
@@ -126,6 +131,21 @@ cudaError_t cudaHostAlloc(void** memory, size_t num_bytes, unsigned int) {
 }
 cudaError_t cudaHostGetDevicePointer(void** pointer, void* memory, unsigned int) {
   *pointer = memory;
+  return answer();
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr name, int) {
+  *value = name != cudaDevAttrHostRegisterReadOnlySupported;
+  return answer();
+}
+cudaError_t cudaHostRegister(void* begin, size_t num_bytes, unsigned int) {
+  if (!machine().registers) return refuse();
+  const std::lock_guard lock(registered_mutex);
+  machine().registered[begin] = static_cast<int64_t>(num_bytes);
+  return answer();
+}
+cudaError_t cudaHostUnregister(void* begin) {
+  const std::lock_guard lock(registered_mutex);
+  machine().registered.erase(begin);
   return answer();
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t num_bytes, cudaStream_t) {
