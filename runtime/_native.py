@@ -54,6 +54,7 @@ class LookupPath(IntEnum):
     AUTO = 0
     DIRECT = 1
     SORTED = 2
+    GATHERED = 3
 
 
 class ProjectKernel(IntEnum):
@@ -157,6 +158,7 @@ class LookupArgs(ctypes.Structure):
         ("values_in_host", c_int32),
         ("num_read_blocks", c_int32),
         ("hot", HotRows),
+        ("lanes", c_void_p),
     ]
 
 

@@ -98,6 +98,7 @@ class Tables:
         scales: str = "with_rows",
         hot_gib: float | None = None,
         hot_rows: str | os.PathLike[str] | None = None,
+        gather_threads: int | None = None,
         memory: str | None = None,
         pages: str | None = None,
         numa: str | None = None,
@@ -121,6 +122,10 @@ class Tables:
                 of each GPU's memory for them (default: 1).
             hot_rows: of "host" tables: a file of `tables count --output`; GPUs hold the rows read
                 most, as many as hot_gib has room for.
+            gather_threads: of "host" tables: CPU threads that bring rows to this process's GPUs,
+                where a lookup has enough of them; 0: GPUs read all rows themselves (default: the
+                process's share of the CPUs less one, or 0 where that is below 6). All tables have
+                the threads of the first one that is looked up in.
             memory: of host tables: "memfd" (default), "shm", "cumem", "private", or "keeper": what
                 a process of `tables serve` holds.
             pages: "auto" (default), "4k" or "2m" (reserved huge pages).
@@ -140,6 +145,7 @@ class Tables:
             "scales": scales,
             "hot_gib": hot_gib,
             "hot_rows": hot_rows,
+            "gather_threads": gather_threads,
             "memory": memory,
             "pages": pages,
             "numa": numa,

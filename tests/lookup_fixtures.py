@@ -18,9 +18,12 @@ def made_up_store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def host_table(made_up_store):
-    """(config, tables): that table, which the GPU reads in host memory."""
+    """(config, tables): that table, which the GPU reads in host memory; the CPU's threads gather
+    those of names that say so."""
     config, folder = made_up_store
     with Tables() as tables:
         for scales in ("with_rows", "device") if gpus.probe_driver().gpus else ("with_rows",):
-            tables.bind(scales, folder, layer=1, scales=scales, formula_seed=3)
+            how = {"scales": scales, "formula_seed": 3}
+            tables.bind(scales, folder, layer=1, gather_threads=0, **how)
+            tables.bind(f"{scales}, gathered", folder, layer=1, gather_threads=4, **how)
         yield config, tables

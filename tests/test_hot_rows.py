@@ -41,7 +41,8 @@ def bound(made_up_store, tmp_path):
         tables = Tables()
         opened.append(tables)
         counts = write_counts(tmp_path / f"{len(opened)}.npy", rows)
-        tables.bind("hot", folder, layer=1, formula_seed=3, hot_rows=counts, **options)
+        options = {"formula_seed": 3, "gather_threads": 4, **options}
+        tables.bind("hot", folder, layer=1, hot_rows=counts, **options)
         return tables
 
     yield config, bind

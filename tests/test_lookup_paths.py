@@ -8,10 +8,13 @@ import reference
 from devices import DeviceArrays, Numpy, Torch, capture
 from lookup_cases import every_form, formula_rows, look_up, some_ids, twin
 
-from trtllm_engram.runtime import _native
+from trtllm_engram.plugins.errors import InputError
+from trtllm_engram.runtime import Tables, _native
 
 pytest_plugins = "lookup_fixtures"
 
+# Of the fixture host_table.
+HOST_TABLES = ["with_rows", "device", "with_rows, gathered", "device, gathered"]
 # Around a block's sizes, a run's pieces and a scale tile.
 TOKENS = [1, 2, 31, 33, 127, 129, 511, 512, 513, 1024, 1025, 8192, 8193]
 
@@ -131,19 +134,62 @@ def by_name(tables, form, name, ids):
 
 @pytest.mark.gpu
 @every_form
-@pytest.mark.parametrize("scales", ["with_rows", "device"])
-@pytest.mark.parametrize("num_tokens", [1, 8, 64, 511, 512, 1024, 9000])
+@pytest.mark.parametrize("name", HOST_TABLES)
+@pytest.mark.parametrize("num_tokens", [1, 8, 64, 256, 511, 512, 1024, 9000])
 @pytest.mark.parametrize("device", [Torch(), DeviceArrays()], ids=["torch", "device_array"])
-def test_a_table_in_host_memory(host_table, form, scales, num_tokens, device):
+def test_a_table_in_host_memory(host_table, form, name, num_tokens, device):
     config, tables = host_table
     ids = some_ids(config, num_tokens, num_tokens)
-    found = by_name(tables, form, scales, device.put(ids))
+    found = by_name(tables, form, name, device.put(ids))
     for actual, wanted in zip(found, twin(form, *formula_rows(config, ids)), strict=True):
         np.testing.assert_array_equal(device.get(actual), wanted)
 
 
 @pytest.mark.gpu
-def test_a_thousand_replays(host_table):
+@every_form
+@pytest.mark.parametrize("name", HOST_TABLES[2:])
+@pytest.mark.parametrize("num_tokens", [1, 31, 129, 255, 1025, 8193, 20000])
+def test_gathered_rows(host_table, form, name, num_tokens):
+    """By threads of the CPU, also of few tokens, which AUTO has the GPU read."""
+    config, tables = host_table
+    ids = some_ids(config, num_tokens + 1, num_tokens)
+    view = _native.table_view(name, 0)
+    gathered = _native.LookupPath.GATHERED
+    found = look_up(form, lambda: view, Torch().put(ids), gathered, blocks=3)
+    for actual, wanted in zip(found, twin(form, *formula_rows(config, ids)), strict=True):
+        np.testing.assert_array_equal(Torch().get(actual), wanted)
+
+
+@pytest.mark.gpu
+def test_no_lanes_to_gather_by(host_table):
+    view = _native.table_view("device", 0)
+    ids = Torch().put(np.zeros((300, 24), np.int32))
+    with pytest.raises(InputError, match="lanes: expected an array, got NULL"):
+        look_up("bf16", lambda: view, ids, _native.LookupPath.GATHERED)
+
+
+@pytest.mark.gpu
+def test_a_graph_keeps_the_table_that_it_gathers_from(made_up_store):
+    import torch
+
+    config, folder = made_up_store
+    device = Torch()
+    ids = device.put(some_ids(config, 1))
+    out = torch.empty((len(ids), config.row_dim), dtype=torch.bfloat16, device="cuda")
+    with Tables() as tables:
+        tables.bind("left", folder, layer=1, gather_threads=2, formula_seed=3)
+        graph = capture(lambda: tables.lookup("left", ids, out=out))
+    for seed in (2, 3):
+        wanted = some_ids(config, seed)
+        ids.copy_(device.put(wanted))
+        graph.replay()
+        expected = reference.lookup(*formula_rows(config, wanted))
+        np.testing.assert_array_equal(device.get(out), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["device", "device, gathered"])
+def test_a_thousand_replays(host_table, name):
     """A captured lookup follows the ids of the moment, however often their runs change."""
     import torch
 
@@ -152,7 +198,7 @@ def test_a_thousand_replays(host_table):
     ids = device.put(some_ids(config, 0))
     out = torch.empty((len(ids), config.row_dim), dtype=torch.bfloat16, device="cuda")
     direct = torch.empty_like(out)
-    graph = capture(lambda: tables.lookup("device", ids, out=out))
+    graph = capture(lambda: tables.lookup(name, ids, out=out))
 
     def view():
         return _native.table_view("device", 0)
@@ -170,7 +216,8 @@ def test_a_thousand_replays(host_table):
 
 
 @pytest.mark.gpu
-def test_two_streams(host_table):
+@pytest.mark.parametrize("name", ["device", "device, gathered"])
+def test_two_streams(host_table, name):
     """Lookups that overlap have workspaces of their own."""
     import torch
 
@@ -184,7 +231,7 @@ def test_two_streams(host_table):
     for _ in range(20):
         for stream, array in zip(streams, given, strict=True):
             with torch.cuda.stream(stream):
-                found.append(tables.lookup("device", array))
+                found.append(tables.lookup(name, array))
     torch.cuda.synchronize()
     expected = [device.put(reference.lookup(*formula_rows(config, array))) for array in ids]
     for turn, rows in enumerate(found):

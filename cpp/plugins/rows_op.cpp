@@ -125,7 +125,7 @@ void RowsOp::attach(const Attachment& attachment) {
   check_size((where + ": layer").c_str(), layer_, info.layer);
   check_size((where + ": head_dim").c_str(), head_dim_, info.head_dim);
   view_ = table_->view(attachment.device);
-  if (table_->disk() != nullptr) lane_ = make_disk_lane(table_, attachment.device);
+  if (table_->disk() != nullptr) lane_ = make_lane(table_, attachment.device);
 }
 
 size_t RowsOp::output_bytes(size_t output, const Sizes& sizes) const {
@@ -171,6 +171,7 @@ cudaError_t RowsOp::gather(const Sizes& sizes, const void* hash_ids, void* const
   args.scales = view_.scales;
   args.values_in_host = view_.values_in_host ? 1 : 0;
   args.hot = view_.hot;
+  args.lanes = view_.lanes;
   args.ids = static_cast<const int32_t*>(hash_ids) + row_offset(layer_idx_, sizes['C']);
   args.out = outputs[0];
   if (num_outputs > 1) args.out_scales = static_cast<uint8_t*>(outputs[1]);

@@ -6,7 +6,7 @@
 #include "engram/engram.h"
 #include "engram/table.h"
 #include "plugin.h"
-#include "table/disk_lane.h"
+#include "table/lane.h"
 
 namespace engram::plugins {
 
@@ -52,7 +52,7 @@ class RowsOp : public Op {
   bool as_words_;
   std::shared_ptr<const Table> table_;
   TableView view_;
-  std::shared_ptr<DiskLane> lane_;  //!< of a table on disk
+  std::shared_ptr<Lane> lane_;  //!< of a table on disk
 };
 
 }  // namespace engram::plugins

@@ -8,14 +8,16 @@
 namespace engram {
 namespace {
 
-constexpr unsigned kVirtualMemory = 11030;  // the oldest that answers for all of these functions
+// The oldest that answer for these functions in the forms that are called.
+constexpr unsigned kVirtualMemory = 11030;
+constexpr unsigned kWaitValue = 11070;
 
 template <typename Function>
-void find(const char* name, Function* function) {
+void find(const char* name, Function* function, unsigned version = kVirtualMemory) {
   void* address = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t code =
-      cudaGetDriverEntryPointByVersion(name, &address, kVirtualMemory, cudaEnableDefault, &found);
+      cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found);
   if (code != cudaSuccess || found != cudaDriverEntryPointSuccess || address == nullptr) {
     cudaGetLastError();  // reported here, so no later call must see it
     throw Error(ENGRAM_CUDA_UNAVAILABLE,
@@ -32,6 +34,7 @@ CudaDriver find_all() {
   find("cuCtxGetCurrent", &driver.ctx_get_current);
   find("cuCtxSetCurrent", &driver.ctx_set_current);
   find("cuDeviceGetAttribute", &driver.device_get_attribute);
+  find("cuStreamWaitValue32", &driver.stream_wait_value32, kWaitValue);
   find("cuMemAddressReserve", &driver.mem_address_reserve);
   find("cuMemAddressFree", &driver.mem_address_free);
   find("cuMemCreate", &driver.mem_create);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! \file cuda_driver.h
-//! The driver's functions for contexts, and for memory that is created, shared and mapped in steps.
+//! The driver's functions for contexts, for waiting, and for memory that is created, shared and
+//! mapped in steps.
 //! The library links no libcuda: it must load where there is no driver.
 #pragma once
 
@@ -17,6 +18,7 @@ struct CudaDriver {
   PFN_cuCtxGetCurrent_v4000 ctx_get_current;
   PFN_cuCtxSetCurrent_v4000 ctx_set_current;
   PFN_cuDeviceGetAttribute_v2000 device_get_attribute;
+  PFN_cuStreamWaitValue32_v11070 stream_wait_value32;
   PFN_cuMemAddressReserve_v10020 mem_address_reserve;
   PFN_cuMemAddressFree_v10020 mem_address_free;
   PFN_cuMemCreate_v10020 mem_create;

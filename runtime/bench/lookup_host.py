@@ -36,9 +36,10 @@ LAYER = 1
 SEED = 0
 CHECKED_TOKENS = 64
 _CEILING_BYTES = 1 << 30
-_EXPLAINED_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 132)
+_EXPLAINED_BLOCKS = (1, 4, 8, 16, 132)
+_GATHERED_BLOCKS = (3, 8, 16, 32, 64)
 
-Path = tuple[_native.LookupPath, int]  # and the sorted one's blocks, 0 for the default
+Path = tuple[_native.LookupPath, int]  # and the blocks that read, 0 for the default
 AUTO: Path = (_native.LookupPath.AUTO, 0)
 _DIRECT: Path = (_native.LookupPath.DIRECT, 0)
 
@@ -129,6 +130,9 @@ def _to_bf16(
         for blocks in _EXPLAINED_BLOCKS:
             path = (_native.LookupPath.SORTED, blocks)
             contenders[f"sorted, {blocks}"] = look_up(ids, others, path)
+        for blocks in _GATHERED_BLOCKS:
+            path = (_native.LookupPath.GATHERED, blocks)
+            contenders[f"gathered, {blocks}"] = look_up(ids, others, path)
     row = "host lookup to BF16"
     check = bf16_check(row, expected, first, others)
     num_bytes = ids.numel() * packed_row_bytes(HEAD_DIM)

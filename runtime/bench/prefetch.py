@@ -35,7 +35,9 @@ ALONE, IN_LINE = "GEMM alone", "in line"
 TWO_LAYERS = "two layers amid GEMMs"
 
 _PATHS: Mapping[str, Path] = {"as chosen": AUTO} | {
-    f"sorted, {blocks} SMs": (_native.LookupPath.SORTED, blocks) for blocks in (1, 2, 3)
+    f"{path.name.lower()}, {blocks} SMs": (path, blocks)
+    for path in (_native.LookupPath.SORTED, _native.LookupPath.GATHERED)
+    for blocks in (1, 3)
 }
 _GEMM_RATIO = 1.03
 _GEMM_TOKENS = 1024

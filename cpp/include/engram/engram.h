@@ -102,8 +102,9 @@ typedef enum engram_lookup_path {
   /*! the fastest for the number of tokens and the place of values, of those that workspace_bytes
    *  are enough for */
   ENGRAM_LOOKUP_AUTO = 0,
-  ENGRAM_LOOKUP_DIRECT = 1, /*!< each row by the threads that write it */
-  ENGRAM_LOOKUP_SORTED = 2  /*!< each row once, in the order of rows; takes workspace */
+  ENGRAM_LOOKUP_DIRECT = 1,  /*!< each row by the threads that write it */
+  ENGRAM_LOOKUP_SORTED = 2,  /*!< each row once, in the order of rows; takes workspace */
+  ENGRAM_LOOKUP_GATHERED = 3 /*!< the same, brought by CPU threads; takes lanes */
 } engram_lookup_path;
 
 /*! engram_history: the tokens before a call, from slots of TensorRT-LLM's paged KV cache, for
@@ -171,6 +172,8 @@ typedef struct engram_lookup_args {
   int32_t values_in_host;  /*!< 1: the GPU reads values in host memory, over PCIe */
   int32_t num_read_blocks; /*!< that read the table, sorted; 0: as many as are fastest */
   engram_hot_rows hot;     /*!< of row ids from first_row on, the same bytes as the table's */
+  void* lanes;             /*!< of the table, by engram_table_view: CPU threads may bring its rows;
+                            *   NULL: they may not */
 } engram_lookup_args;
 
 /*! engram_stage: packed rows to the operands of a block-scaled GEMM. */

@@ -44,15 +44,17 @@ struct TableInfo {
   FileRange scales;                  //!< E8M0 [rows of all columns, D/32]
 };
 
+class Lanes;
+
 //! What a lookup on one device reads: the rows from info().first_row on.
 struct TableView {
   const uint8_t* values = nullptr;
   const uint8_t* scales = nullptr;
   bool values_in_host = false;  //!< a GPU reads them over PCIe
   engram_hot_rows hot = {};     //!< rows of these that the GPU's memory holds too
+  Lanes* lanes = nullptr;       //!< by which CPUs may bring rows of these to the GPU
 };
 
-class DiskLanes;
 class DiskReader;
 class GpuHotRows;
 class HostMemory;
@@ -90,11 +92,11 @@ struct TableHistory {
 class Table {
  public:
   //! `held` is freed after the arrays; `disk` and `hot`, which read them, before, and `lanes`, by
-  //! which GPUs read `disk`, first.
+  //! which CPUs bring rows to GPUs, first.
   Table(TableOptions options, TableInfo info, TableHistory history,
         std::unique_ptr<TableArray> values, std::unique_ptr<TableArray> scales,
         std::shared_ptr<void> held, std::shared_ptr<DiskReader> disk = nullptr,
-        std::shared_ptr<GpuHotRows> hot = nullptr, std::shared_ptr<DiskLanes> lanes = nullptr)
+        std::shared_ptr<GpuHotRows> hot = nullptr, std::shared_ptr<Lanes> lanes = nullptr)
       : options_(std::move(options)),
         info_(std::move(info)),
         history_(std::move(history)),
@@ -111,14 +113,17 @@ class Table {
   const TableArray& values() const { return *values_; }
   const TableArray& scales() const { return *scales_; }
   //! Thread-safe; the pointers live as long as this object. Empty for placement disk, whose rows
-  //! come through DiskLane.
+  //! come through lanes.
   TableView view(int device) const;
   //! For this CPU. Throws Error where the arrays are not in host memory, nor on disk: then the view
   //! is empty, and disk() reads.
   TableView host_view() const;
+  //! The same, null where an array is not in host memory.
+  TableView rows_on_host() const;
   //! Null but for placement disk.
   DiskReader* disk() const { return disk_.get(); }
-  DiskLanes* lanes() const { return lanes_.get(); }
+  //! Null where GPUs read all rows themselves.
+  Lanes* lanes() const { return lanes_.get(); }
   //! For tables that are filled. Throws Error.
   void protect() const {
     values_->protect();
@@ -139,7 +144,7 @@ class Table {
   std::unique_ptr<TableArray> scales_;
   std::shared_ptr<DiskReader> disk_;
   std::shared_ptr<GpuHotRows> hot_;
-  std::shared_ptr<DiskLanes> lanes_;
+  std::shared_ptr<Lanes> lanes_;
 };
 
 using TablesByName = std::map<std::string, std::shared_ptr<const Table>>;

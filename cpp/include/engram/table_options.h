@@ -41,6 +41,8 @@ struct TableOptions {
   //! kHost the memory of each GPU, for those of the file hot_rows.
   double hot_gib = 1;
   std::string hot_rows;  //!< which rows texts read most (hot_file.h); empty: no GPU holds any
+  //! Of kHost: CPU threads that gather rows for GPUs, 0: none; none: as num_gather_threads says.
+  std::optional<int32_t> gather_threads;
   PageKind pages = PageKind::kAuto;
   NumaPolicy numa;
   bool verify = false;                   //!< compare what is loaded with the store's sums

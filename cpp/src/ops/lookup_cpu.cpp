@@ -174,7 +174,7 @@ void check_lookup_sizes(const engram_lookup_args& args) {
                 "bytes of out");
   check_product({args.num_tokens, args.ids_stride, 4}, "bytes of ids");
   check_product({args.num_rows, args.head_dim}, "bytes of values");
-  check_range(args.path, "path", ENGRAM_LOOKUP_AUTO, ENGRAM_LOOKUP_SORTED);
+  check_range(args.path, "path", ENGRAM_LOOKUP_AUTO, ENGRAM_LOOKUP_GATHERED);
   check_at_least(args.num_read_blocks, "num_read_blocks", 0);
   check_at_least(args.workspace_bytes, "workspace_bytes", 0);
 }
@@ -209,6 +209,7 @@ void check_lookup_on_gpu(const engram_lookup_args& args) {
     check_aligned(args.hot.values, "hot.values", 8);
     check_aligned(args.hot.counts, "hot.counts", alignof(uint64_t));
   }
+  if (lookup_path(args) == ENGRAM_LOOKUP_GATHERED) check_array(args.lanes, "lanes");
   if (lookup_path(args) != ENGRAM_LOOKUP_SORTED) return;
   check_at_least(args.workspace_bytes, "workspace_bytes", lookup_workspace_bytes(args));
   check_array(args.workspace, "workspace");

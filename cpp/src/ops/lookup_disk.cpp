@@ -8,19 +8,12 @@
 
 #include "engram/ops.h"
 #include "engram/row.h"
+#include "ops/lookup_tokens.h"
 #include "parallel.h"
 #include "table/disk_reader.h"
 
 namespace engram {
 namespace {
-
-//! Bytes of a token in `out`.
-int64_t out_bytes(const engram_lookup_args& args) {
-  const int row_bytes = args.form == ENGRAM_ROWS_BF16     ? 2 * args.head_dim
-                        : args.form == ENGRAM_ROWS_PACKED ? packed_row_bytes(args.head_dim)
-                                                          : args.head_dim;
-  return row_offset(args.num_columns, row_bytes);
-}
 
 //! Rows of tokens [begin, end): read side by side, then looked up in order.
 void lookup_tokens(DiskReader& reader, const engram_lookup_args& args, int64_t begin, int64_t end) {
@@ -45,20 +38,13 @@ void lookup_tokens(DiskReader& reader, const engram_lookup_args& args, int64_t b
 
 engram_lookup_args lookup_of_read(const engram_lookup_args& args, const ReadRows& rows,
                                   int64_t begin, int64_t end) {
-  engram_lookup_args part = args;
+  engram_lookup_args part = lookup_of_tokens(args, begin, end);
   part.values = rows.values;
   part.scales = rows.scales;
   part.first_row = 0;
   part.num_rows = row_offset(end - begin, args.num_columns);
   part.ids = rows.places;
   part.ids_stride = args.num_columns;
-  part.num_tokens = end - begin;
-  part.out = static_cast<uint8_t*>(args.out) + row_offset(begin, out_bytes(args));
-  const int64_t token_scales = row_offset(args.num_columns, scales_per_row(args.head_dim));
-  if (args.form == ENGRAM_ROWS_MXFP8_LINEAR) part.out_scales += row_offset(begin, token_scales);
-  if (args.form == ENGRAM_ROWS_MXFP8_128X4) {
-    part.out_scales += staged_scale_bytes(begin, token_scales);
-  }
   return part;
 }
 

@@ -2,17 +2,23 @@
 // Which way a lookup goes on a GPU.
 #include "engram/ops.h"
 #include "ops/row_runs.h"
+#include "table/lane.h"
 
 namespace engram {
 namespace {
 
 //! Below, too few rows are neighbours for sorting to pay.
 constexpr int64_t kSortedTokens = 512;
+//! Below, a GPU has read the rows before the CPU's threads are awake.
+constexpr int64_t kGatheredTokens = 256;
 
 }  // namespace
 
 int32_t lookup_path(const engram_lookup_args& args) {
   if (args.path != ENGRAM_LOOKUP_AUTO) return args.path;
+  if (args.values_in_host != 0 && args.lanes != nullptr && args.num_tokens >= kGatheredTokens) {
+    return ENGRAM_LOOKUP_GATHERED;
+  }
   const bool sorted = args.values_in_host != 0 && args.num_tokens >= kSortedTokens;
   if (!sorted || args.workspace_bytes < run_array_bytes(segment_shape(args))) {
     return ENGRAM_LOOKUP_DIRECT;
@@ -46,11 +52,24 @@ cudaError_t lookup_sorted(const engram_lookup_args& args, cudaStream_t stream) {
                    args.num_read_blocks > 0 ? args.num_read_blocks : kReadBlocks, stream);
 }
 
+cudaError_t lookup_gathered(const engram_lookup_args& args, cudaStream_t stream) {
+  int device = 0;
+  const cudaError_t code = cudaGetDevice(&device);
+  if (code == cudaSuccess) static_cast<Lanes*>(args.lanes)->lookup(args, device, stream);
+  return code;
+}
+
 }  // namespace
 
 cudaError_t lookup_by_path(const engram_lookup_args& args, cudaStream_t stream) {
-  const bool sorted = lookup_path(args) == ENGRAM_LOOKUP_SORTED;
-  return sorted ? lookup_sorted(args, stream) : lookup_direct(args, stream);
+  switch (lookup_path(args)) {
+    case ENGRAM_LOOKUP_GATHERED:
+      return lookup_gathered(args, stream);
+    case ENGRAM_LOOKUP_SORTED:
+      return lookup_sorted(args, stream);
+    default:
+      return lookup_direct(args, stream);
+  }
 }
 #endif
 

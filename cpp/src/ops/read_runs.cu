@@ -14,21 +14,21 @@ constexpr int kRunsInFlight = 8;  // of a warp
 
 static_assert(kMaxRunTokens == 32, "each lane holds one token of a run");
 
-template <engram_row_form kForm>
+template <engram_row_form kForm, bool kStaged>
 __global__ void __launch_bounds__(kWarps * 32, 2)
     read_runs_kernel(const __grid_constant__ engram_lookup_args args, SegmentShape shape,
-                     RunArrays arrays, bool values_aligned) {
+                     RunArrays arrays, StagedRows staged, bool values_aligned) {
   // Coordinates
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t num_warps = row_offset(gridDim.x, kWarps);
   const int64_t batches_per_segment = ceil_div(shape.chunk_tokens, kRunsInFlight);
-  const int64_t num_batches = row_offset(shape.num_segments, batches_per_segment);
+  const int64_t num_batches = row_offset(staged.num_segments, batches_per_segment);
   const int chunks_per_row = args.head_dim / kRowChunkBytes;
 
 #pragma unroll 1
   for (int64_t batch = row_offset(blockIdx.x, kWarps) + threadIdx.y; batch < num_batches;
        batch += num_warps) {
-    const int64_t segment = batch / batches_per_segment;
+    const int64_t segment = staged.first_segment + batch / batches_per_segment;
     const int first_run = static_cast<int>(batch % batches_per_segment) * kRunsInFlight;
     const int num_runs = min(__ldg(arrays.num_runs + segment) - first_run, kRunsInFlight);
     if (num_runs <= 0) continue;
@@ -66,10 +66,15 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
         values[i] = missing_values<uint2>(rows[i]);
         scales[i] = missing_scale(rows[i]);
         if (!has_chunk || num_tokens[i] == 0 || rows[i] < 0) continue;
-        const uint8_t* const row = args.values + row_offset(rows[i], args.head_dim);
+        const int64_t place = row_offset(segment, shape.chunk_tokens) + first_run + i;
+        const bool has_scales = kStaged && staged.scales != nullptr;
+        const uint8_t* const row = kStaged ? staged.values + row_offset(place, args.head_dim)
+                                           : args.values + row_offset(rows[i], args.head_dim);
+        const uint8_t* const row_scales =
+            (has_scales ? staged.scales : args.scales) +
+            row_offset(has_scales ? place : rows[i], scales_per_row(args.head_dim));
         values[i] = load_once(reinterpret_cast<const uint2*>(row) + chunk);
-        scales[i] = load_once(args.scales + row_offset(rows[i], scales_per_row(args.head_dim)) +
-                              chunk * kRowChunkBytes / kScaleBlock);
+        scales[i] = load_once(row_scales + chunk * kRowChunkBytes / kScaleBlock);
       }
 
       // Convert and store
@@ -88,25 +93,36 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 
 template <engram_row_form kForm>
 cudaError_t launch_read_runs(const engram_lookup_args& args, const SegmentShape& shape,
-                             const RunArrays& arrays, int num_blocks, cudaStream_t stream) {
-  const bool values_aligned = takes_wide_stores(args);
-  return launch(read_runs_kernel<kForm>, dim3(static_cast<unsigned>(num_blocks)), dim3(32, kWarps),
-                stream, args, shape, arrays, values_aligned);
+                             const RunArrays& arrays, const StagedRows& staged, int num_blocks,
+                             cudaStream_t stream) {
+  const auto kernel =
+      staged.values != nullptr ? read_runs_kernel<kForm, true> : read_runs_kernel<kForm, false>;
+  return launch(kernel, dim3(static_cast<unsigned>(num_blocks)), dim3(32, kWarps), stream, args,
+                shape, arrays, staged, takes_wide_stores(args));
 }
 
 }  // namespace
 
 cudaError_t read_runs(const engram_lookup_args& args, const SegmentShape& shape,
                       const RunArrays& arrays, int num_blocks, cudaStream_t stream) {
+  return read_staged_runs(args, shape, arrays, {.num_segments = shape.num_segments}, num_blocks,
+                          stream);
+}
+
+cudaError_t read_staged_runs(const engram_lookup_args& args, const SegmentShape& shape,
+                             const RunArrays& arrays, const StagedRows& staged, int num_blocks,
+                             cudaStream_t stream) {
   switch (args.form) {
     case ENGRAM_ROWS_BF16:
-      return launch_read_runs<ENGRAM_ROWS_BF16>(args, shape, arrays, num_blocks, stream);
+      return launch_read_runs<ENGRAM_ROWS_BF16>(args, shape, arrays, staged, num_blocks, stream);
     case ENGRAM_ROWS_PACKED:
-      return launch_read_runs<ENGRAM_ROWS_PACKED>(args, shape, arrays, num_blocks, stream);
+      return launch_read_runs<ENGRAM_ROWS_PACKED>(args, shape, arrays, staged, num_blocks, stream);
     case ENGRAM_ROWS_MXFP8_LINEAR:
-      return launch_read_runs<ENGRAM_ROWS_MXFP8_LINEAR>(args, shape, arrays, num_blocks, stream);
+      return launch_read_runs<ENGRAM_ROWS_MXFP8_LINEAR>(args, shape, arrays, staged, num_blocks,
+                                                        stream);
     case ENGRAM_ROWS_MXFP8_128X4:
-      return launch_read_runs<ENGRAM_ROWS_MXFP8_128X4>(args, shape, arrays, num_blocks, stream);
+      return launch_read_runs<ENGRAM_ROWS_MXFP8_128X4>(args, shape, arrays, staged, num_blocks,
+                                                       stream);
   }
   return cudaErrorInvalidValue;
 }

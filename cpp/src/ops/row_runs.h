@@ -21,6 +21,8 @@ namespace engram {
 constexpr int64_t kMaxSegmentTokens = 8192;
 //! Blocks that read rows where nothing else is asked for: more spread the rows under way too far.
 constexpr int kReadBlocks = 8;
+//! The same of staged rows, which lie in order: as many as keep up with the link.
+constexpr int kStagedBlocks = 32;
 //! A row that more tokens want is read once for each so many places of the sorted order, so that
 //! their writing is spread over warps.
 constexpr int kMaxRunTokens = 32;
@@ -78,6 +80,15 @@ inline RunArrays run_arrays(const SegmentShape& shape, void* workspace) {
   return {runs, num_runs, reinterpret_cast<uint16_t*>(num_runs + shape.num_segments)};
 }
 
+//! Rows that CPUs have put into memory that the GPU reads in order, for some of the segments: run i
+//! of segment s lies at place s * chunk_tokens + i.
+struct StagedRows {
+  const uint8_t* values = nullptr;  //!< FP8 [places, D]
+  const uint8_t* scales = nullptr;  //!< E8M0 [places, D/32]; null: the table's are in GPU memory
+  int64_t first_segment = 0;
+  int64_t num_segments = 0;
+};
+
 #if ENGRAM_CUDA
 //! Writes the hot rows of all columns and, unless hot_alone, whatever else there is to write, out
 //! of the table.
@@ -91,6 +102,11 @@ cudaError_t make_runs(const engram_lookup_args& args, const SegmentShape& shape,
 //! args.form.
 cudaError_t read_runs(const engram_lookup_args& args, const SegmentShape& shape,
                       const RunArrays& arrays, int num_blocks, cudaStream_t stream);
+
+//! The same for the runs of staged segments, whose rows are taken from there.
+cudaError_t read_staged_runs(const engram_lookup_args& args, const SegmentShape& shape,
+                             const RunArrays& arrays, const StagedRows& staged, int num_blocks,
+                             cudaStream_t stream);
 #endif
 
 }  // namespace engram

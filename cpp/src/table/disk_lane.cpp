@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "check.h"
 #include "engram/error.h"
@@ -36,43 +35,18 @@ std::string what(const TableInfo& info) {
   return concat(info.store, " layer ", info.layer, ": pinned memory for rows on disk");
 }
 
-//! A lane that a graph has kept. NOTE: CUDA calls leave() on a thread of its own that may neither
-//! call CUDA nor wait, so it takes no lock and no memory.
-struct LeftLane {
-  std::shared_ptr<DiskLane> lane;
-  LeftLane* next = nullptr;
-};
-std::atomic<LeftLane*> left_lanes{nullptr};
-
-void CUDART_CB leave(void* kept) {
-  auto* const left = static_cast<LeftLane*>(kept);
-  left->next = left_lanes.load();
-  while (!left_lanes.compare_exchange_weak(left->next, left)) {
-  }
-}
-
-cudaError_t find_graph(cudaStream_t stream, cudaGraph_t* graph) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t code = cudaStreamGetCaptureInfo(stream, &status, nullptr, graph);
-  if (status == cudaStreamCaptureStatusNone) *graph = nullptr;
-  return code;
-}
-
 }  // namespace
 
 DiskLane::DiskLane(const Table& table, int device, int64_t num_tokens)
-    : reader_(*table.disk()),
+    : Lane(table, device, what(table.info())),
+      reader_(*table.disk()),
       layer_(table.info().layer),
-      num_columns_(table.info().num_columns),
       head_dim_(table.info().head_dim),
-      device_(device),
       num_tokens_(part_tokens(table.info(), num_tokens)),
       fault_(fault_word_on_host(device)) {
   const OnGpu gpu(device);
-  const std::string label = what(table.info());
-  done_ = make_event(label.c_str());
-  const int64_t num_rows = row_offset(num_tokens_, num_columns_);
-  memory_ = make_pinned(row_offset(num_rows, row_bytes(table.info())), label.c_str());
+  const int64_t num_rows = row_offset(num_tokens_, table.info().num_columns);
+  memory_ = make_pinned(row_offset(num_rows, row_bytes(table.info())), what(table.info()).c_str());
   values_ = memory_.get();
   ids_ = reinterpret_cast<int32_t*>(values_ + row_offset(num_rows, head_dim_));
   places_ = ids_ + num_rows;
@@ -81,31 +55,9 @@ DiskLane::DiskLane(const Table& table, int device, int64_t num_tokens)
 }
 
 DiskLane::~DiskLane() {
-  const OnGpu gpu(device_, std::nothrow);
-  forget_error(cudaEventSynchronize(done_.get()));
+  const OnGpu gpu(device(), std::nothrow);
+  finish();
   memory_.reset();
-  done_.reset();
-}
-
-bool DiskLane::is_idle() const {
-  const RelaxedCapture relaxed;
-  const cudaError_t code = cudaEventQuery(done_.get());
-  forget_error(code);
-  return code == cudaSuccess;
-}
-
-cudaError_t DiskLane::lookup(const engram_lookup_args& args, cudaStream_t stream) {
-  check_lookup_call(args);
-  if (args.num_tokens == 0) return cudaSuccess;
-  check_range(args.num_columns, "num_columns", 1, num_columns_);
-  cudaGraph_t graph = nullptr;
-  cudaError_t code = find_graph(stream, &graph);
-  if (code == cudaSuccess && graph != nullptr) code = keep_for(graph);
-  if (code != cudaSuccess) return code;
-  code = enqueue(args, stream);
-  // What came before a failure is begun all the same.
-  const cudaError_t end = graph == nullptr ? cudaEventRecord(done_.get(), stream) : cudaSuccess;
-  return code != cudaSuccess ? code : end;
 }
 
 cudaError_t DiskLane::enqueue(const engram_lookup_args& args, cudaStream_t stream) {
@@ -145,19 +97,6 @@ DiskLane::Part* DiskLane::part_of(int64_t num_rows) {
   return &parts_.try_emplace(num_rows, Part{this, num_rows}).first->second;
 }
 
-cudaError_t DiskLane::keep_for(cudaGraph_t graph) {
-  auto kept = std::make_unique<LeftLane>();
-  kept->lane = shared_from_this();
-  cudaUserObject_t object = nullptr;
-  cudaError_t code =
-      cudaUserObjectCreate(&object, kept.get(), leave, 1, cudaUserObjectNoDestructorSync);
-  if (code != cudaSuccess) return code;
-  kept.release();  // the object's
-  code = cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
-  if (code != cudaSuccess) forget_error(cudaUserObjectRelease(object, 1));
-  return code;
-}
-
 void DiskLane::read(int64_t num_rows) noexcept {
   std::atomic<bool> complete{true};
   try {
@@ -173,43 +112,6 @@ void DiskLane::read(int64_t num_rows) noexcept {
     complete = false;
   }
   if (!complete) store_fault(fault_, FaultCode::kUnreadRows, layer_, 0);
-}
-
-std::shared_ptr<DiskLane> make_disk_lane(std::shared_ptr<const Table> table, int device,
-                                         int64_t num_tokens) {
-  free_left_disk_lanes();
-  auto lane = std::make_unique<DiskLane>(*table, device, num_tokens);
-  return {lane.release(), [table = std::move(table)](DiskLane* ended) { delete ended; }};
-}
-
-void free_left_disk_lanes() {
-  for (LeftLane* left = left_lanes.exchange(nullptr); left != nullptr;) {
-    const std::unique_ptr<LeftLane> freed(left);
-    left = left->next;
-  }
-}
-
-void DiskLanes::lookup(const std::shared_ptr<const Table>& table, const engram_lookup_args& args,
-                       int device, cudaStream_t stream) {
-  const DeviceGuard guard(device);
-  cudaGraph_t graph = nullptr;
-  check_cuda(find_graph(stream, &graph), "lookup");
-  if (graph != nullptr) {
-    const auto lane = make_disk_lane(table, device, args.num_tokens);
-    check_cuda(lane->lookup(args, stream), "lookup");
-    return;
-  }
-  free_left_disk_lanes();
-  const std::lock_guard lock(mutex_);
-  check_cuda(idle_lane(*table, device).lookup(args, stream), "lookup");
-}
-
-DiskLane& DiskLanes::idle_lane(const Table& table, int device) {
-  const auto found = std::find_if(lanes_.begin(), lanes_.end(), [device](const auto& lane) {
-    return lane->device() == device && lane->is_idle();
-  });
-  if (found != lanes_.end()) return **found;
-  return *lanes_.emplace_back(std::make_unique<DiskLane>(table, device, INT64_MAX));
 }
 
 }  // namespace engram

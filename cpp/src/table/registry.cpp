@@ -8,9 +8,9 @@
 #include "engram/row.h"
 #include "engram/table.h"
 #include "table/bind.h"
-#include "table/disk_lane.h"
 #include "table/gpu_hot_rows.h"
 #include "table/keeper.h"
+#include "table/lane.h"
 #include "table/log.h"
 #include "table/points.h"
 #include "table/record.h"
@@ -32,16 +32,26 @@ TableView Table::view(int device) const {
   return from_first_row({.values = values_->on_device(device),
                          .scales = scales_->on_device(device),
                          .values_in_host = options_.placement == Placement::kHost,
-                         .hot = hot_ ? hot_->on_device(device) : engram_hot_rows{}});
+                         .hot = hot_ ? hot_->on_device(device) : engram_hot_rows{},
+                         .lanes = lanes_.get()});
 }
 
 TableView Table::host_view() const {
   if (disk_ != nullptr) return {};
-  const TableView view{.values = values_->on_host(), .scales = scales_->on_host()};
+  const TableView view = rows_on_host();
   ENGRAM_CHECK(view.values != nullptr && view.scales != nullptr, options_.store, " layer ",
                info_.layer, ": expected a table in host memory, found placement ",
                placement_name(options_.placement), " and scales ", placement_name(options_.scales));
-  return from_first_row(view);
+  return view;
+}
+
+TableView Table::rows_on_host() const {
+  TableView view{.values = values_->on_host(), .scales = scales_->on_host()};
+  if (view.values != nullptr) view.values += row_offset(info_.first_row, info_.head_dim);
+  if (view.scales != nullptr) {
+    view.scales += row_offset(info_.first_row, scales_per_row(info_.head_dim));
+  }
+  return view;
 }
 
 TableView Table::from_first_row(TableView arrays) const {
@@ -149,7 +159,7 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
 }
 
 void TableRegistry::unbind(const std::string& name) {
-  free_left_disk_lanes();
+  free_left_lanes();
   std::shared_ptr<const Table> freed;  // after the lock: freeing takes time
   const std::lock_guard lock(mutex_);
   const auto found = tables_.find(name);
@@ -201,7 +211,7 @@ void TableRegistry::acquire(const std::vector<std::string>& names) {
 }
 
 void TableRegistry::release(const std::vector<std::string>& names) {
-  free_left_disk_lanes();
+  free_left_lanes();
   TablesByName freed;  // after the lock: freeing takes time
   const std::lock_guard lock(mutex_);
   for (const std::string& name : names) {

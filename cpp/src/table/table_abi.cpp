@@ -11,9 +11,9 @@
 #include "nlohmann/json.hpp"
 #include "ops/lookup_disk.h"
 #include "table/bind.h"
-#include "table/disk_lane.h"
 #include "table/disk_reader.h"
 #include "table/gpu_hot_rows.h"
+#include "table/lane.h"
 #include "table/launcher.h"
 #include "table/log.h"
 #include "table/record.h"
@@ -36,6 +36,7 @@ void fill(const TableView& view, const TableInfo& info, engram_lookup_args* args
   args->scales = view.scales;
   args->values_in_host = view.values_in_host ? 1 : 0;
   args->hot = view.hot;
+  args->lanes = view.lanes;
   args->first_row = info.first_row;
   args->num_rows = info.num_rows;
   args->num_columns = info.num_columns;
@@ -133,7 +134,7 @@ void lookup_on_gpu(const std::shared_ptr<const Table>& table,
 #if ENGRAM_CUDA
   throw_pending_fault(exec.device);
   if (args.num_tokens == 0) return;
-  table->lanes()->lookup(table, args, exec.device, static_cast<cudaStream_t>(exec.stream));
+  table->lanes()->lookup(args, exec.device, static_cast<cudaStream_t>(exec.stream));
 #endif
 }
 

@@ -8,13 +8,14 @@
 #include "engram/error.h"
 #include "engram/row.h"
 #include "table/cumem.h"
-#include "table/disk_lane.h"
 #include "table/disk_reader.h"
 #include "table/gpu_hot_rows.h"
 #include "table/hot_buckets.h"
 #include "table/hot_file.h"
+#include "table/lane.h"
 #include "table/points.h"
 #include "table/record.h"
+#include "table/worker_pool.h"
 
 namespace engram {
 namespace {
@@ -298,9 +299,13 @@ std::shared_ptr<const Table> TableBuild::finish(const Seat& seat, double huge_sh
            {"huge_bytes", history.huge_bytes},
            {"since", history.since},
            {"keeper", kept_ ? kept_->id : ""}});
-  return std::make_shared<const Table>(
-      std::move(options_), std::move(info_), std::move(history), take(arrays_[0]), take(arrays_[1]),
-      std::move(held), disk, std::move(hot), disk ? std::make_shared<DiskLanes>() : nullptr);
+  const std::shared_ptr<Lanes> lanes =
+      disk || num_gather_threads(options_, seat.size) > 0 ? std::make_shared<Lanes>() : nullptr;
+  auto table = std::make_shared<const Table>(std::move(options_), std::move(info_),
+                                             std::move(history), take(arrays_[0]), take(arrays_[1]),
+                                             std::move(held), disk, std::move(hot), lanes);
+  if (lanes) lanes->belong_to(table);
+  return table;
 }
 
 std::shared_ptr<DiskReader> TableBuild::make_reader() const {

@@ -33,6 +33,7 @@ constexpr int64_t kFormatVersion = 1;
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr int64_t kMaxRanks = 4096;
 constexpr double kMaxGib = 1 << 16;
+constexpr int64_t kMaxGatherThreads = 1024;
 
 //! Insertions, deletions and replacements between two words.
 size_t edit_distance(std::string_view a, std::string_view b) {
@@ -178,7 +179,7 @@ TableOptions read_table(const toml::table& table, const std::string& where,
                         const std::string& folder) {
   const Keys keys(table, where, folder);
   keys.check_known({"store", "checkpoint", "layer", "placement", "scales", "hot_gib", "hot_rows",
-                    "memory", "pages", "numa", "verify", "formula_seed", "heads",
+                    "gather_threads", "memory", "pages", "numa", "verify", "formula_seed", "heads",
                     "expect_content"});
   TableOptions options;
   options.store = keys.path("store");
@@ -208,6 +209,12 @@ TableOptions read_table(const toml::table& table, const std::string& where,
                                                     {"private", MemoryKind::kPrivate},
                                                     {"keeper", std::nullopt}});
     options.keeper = !options.memory;
+  }
+  if (const auto threads = keys.integer("gather_threads", 0, kMaxGatherThreads, "0 to 1024")) {
+    ENGRAM_CHECK(options.placement == Placement::kHost, where,
+                 ": gather_threads: expected with placement host, found ",
+                 placement_name(options.placement));
+    options.gather_threads = static_cast<int32_t>(*threads);
   }
   options.pages = keys.choice<PageKind>(
       "pages", {{"auto", PageKind::kAuto}, {"4k", PageKind::k4K}, {"2m", PageKind::k2M}});

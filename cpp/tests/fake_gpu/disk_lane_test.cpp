@@ -28,8 +28,11 @@ std::shared_ptr<const Table> table_of(std::shared_ptr<MadeDiskTable> made) {
   info.head_dim = kDiskHeadDim;
   info.num_rows = kDiskRows;
   const std::shared_ptr<DiskReader> reader(made, &made->reader());
-  return std::make_shared<Table>(TableOptions{}, info, TableHistory{}, nullptr, nullptr, nullptr,
-                                 reader, nullptr, std::make_shared<DiskLanes>());
+  const auto lanes = std::make_shared<Lanes>();
+  auto table = std::make_shared<Table>(TableOptions{}, info, TableHistory{}, nullptr, nullptr,
+                                       nullptr, reader, nullptr, lanes);
+  lanes->belong_to(table);
+  return table;
 }
 
 //! Ids of tokens that are `stride` apart, and room for their rows in any form.
@@ -97,7 +100,7 @@ struct Fixture {
   }
 
   void look(Call& call, cudaStream_t stream) const {
-    table->lanes()->lookup(table, call.args(), 0, stream);
+    table->lanes()->lookup(call.args(), 0, stream);
   }
   int64_t num_lanes() const { return (fake::num_made() - made_before) / 2; }  // memory and event
 };
@@ -166,15 +169,15 @@ TEST_CASE_FIXTURE(Fixture, "a graph keeps its table and reads the ids of each re
   for (const cudaGraph_t graph : graphs) {
     fake::end(graph);
     CHECK_FALSE(left.expired());
-    if (graph == graphs.front()) free_left_disk_lanes();
+    if (graph == graphs.front()) free_left_lanes();
   }
-  free_left_disk_lanes();
+  free_left_lanes();
   CHECK(left.expired());
 }
 
 TEST_CASE_FIXTURE(Fixture, "graphs of one lane's caller keep that lane") {
-  auto lane = make_disk_lane(table, 0);
-  const std::weak_ptr<DiskLane> left = lane;
+  auto lane = make_lane(table, 0);
+  const std::weak_ptr<Lane> left = lane;
   Call call(5, 1);
   const cudaGraph_t graph = fake::begin_capture(kStreams[0]);
   CHECK(lane->lookup(call.args(), kStreams[0]) == cudaSuccess);
@@ -184,7 +187,7 @@ TEST_CASE_FIXTURE(Fixture, "graphs of one lane's caller keep that lane") {
   fake::replay(graph);
   CHECK(call.is_right(*made));
   fake::end(graph);
-  free_left_disk_lanes();
+  free_left_lanes();
   CHECK(left.expired());
 }
 
@@ -220,7 +223,7 @@ TEST_CASE_FIXTURE(Fixture, "what a call cannot have right is refused, and no lan
   ++args.ids_stride;
   args.num_tokens = 1;
   const auto refused = [&] {
-    return message_of([&] { table->lanes()->lookup(table, args, 0, kStreams[0]); });
+    return message_of([&] { table->lanes()->lookup(args, 0, kStreams[0]); });
   };
   CHECK(refused() == "num_columns: expected 1 to 24, got 25");
   args = call.args();
@@ -250,7 +253,7 @@ TEST_CASE_FIXTURE(Fixture, "each call of CUDA refused: one line, and the next lo
       look(next, kStreams[0]);
       CHECK(next.is_right(*made));
       if (captured) fake::end(graph);
-      free_left_disk_lanes();
+      free_left_lanes();
     }
     CHECK(num_errors > 5);
   }

@@ -57,6 +57,14 @@ CUresult device_get_attribute(int* value, CUdevice_attribute, CUdevice) {
   return CUDA_SUCCESS;
 }
 
+CUresult stream_wait_value32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
+  const auto* const flag = reinterpret_cast<const uint32_t*>(address);
+  const cudaError_t code = enqueue(stream, [=] {
+    while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) != value) std::this_thread::yield();
+  });
+  return code == cudaSuccess ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+
 CUresult get_error_name(CUresult code, const char** text) {
   *text = code == CUDA_ERROR_INVALID_DEVICE  ? "CUDA_ERROR_INVALID_DEVICE"
           : code == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
@@ -236,6 +244,7 @@ void* driver_function(const std::string& name) {
       {"cuCtxGetCurrent", address_of(ctx_get_current)},
       {"cuCtxSetCurrent", address_of(ctx_set_current)},
       {"cuDeviceGetAttribute", address_of(device_get_attribute)},
+      {"cuStreamWaitValue32", address_of(stream_wait_value32)},
       {"cuMemAddressReserve", address_of(mem_address_reserve)},
       {"cuMemAddressFree", address_of(mem_address_free)},
       {"cuMemCreate", address_of(mem_create)},

@@ -9,7 +9,7 @@
 #include "engram/table.h"
 #include "fake_streams.h"
 #include "fault.h"
-#include "table/disk_lane.h"
+#include "table/lane.h"
 
 namespace engram {
 namespace {
@@ -257,10 +257,10 @@ TEST_CASE_FIXTURE(Fixture, "a graph keeps the table on disk of a plugin that is 
   fake::begin_capture(stream);
   CHECK(attach("EngramLookup").enqueue(kIds, {ids.data()}, {out.data()}, stream) == 0);
   registry().unbind(kTable);
-  free_left_disk_lanes();
+  free_left_lanes();
   CHECK_FALSE(table.expired());
   fake::end_capture();
-  free_left_disk_lanes();
+  free_left_lanes();
   CHECK(table.expired());
   bind();
 }

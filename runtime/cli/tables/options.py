@@ -79,6 +79,7 @@ def _keys(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, di
         "scales",
         "hot_gib",
         "hot_rows",
+        "gather_threads",
         "memory",
         "pages",
         "numa",

@@ -14,6 +14,10 @@ cudaError_t make_runs(const engram_lookup_args&, const SegmentShape&, const RunA
                       cudaStream_t) {
   return cudaErrorNotSupported;
 }
+cudaError_t read_staged_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&,
+                             const StagedRows&, int, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
 cudaError_t read_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&, int,
                       cudaStream_t) {
   return cudaErrorNotSupported;
