@@ -128,6 +128,15 @@ class HistoryArgs(ctypes.Structure):
     ]
 
 
+class AdaptiveRows(ctypes.Structure):
+    _fields_ = [
+        ("slots", c_void_p),
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("num_buckets", c_int64),
+    ]
+
+
 class HotRows(ctypes.Structure):
     _fields_ = [
         ("keys", c_void_p),
@@ -135,6 +144,7 @@ class HotRows(ctypes.Structure):
         ("scales", c_void_p),
         ("counts", c_void_p),
         ("num_buckets", c_int64),
+        ("adaptive", AdaptiveRows),
     ]
 
 

@@ -51,7 +51,7 @@ FAMILIES = {
     DISK_ROWS: (COUNTER, "Rows of tables on disk that were read from there."),
     DISK_READS: (COUNTER, "Reads that those took."),
     GPU_ROWS: (COUNTER, "Rows of host tables with hot rows that GPUs looked for, by order."),
-    GPU_HOT_ROWS: (COUNTER, "Of these, those that were in GPU memory."),
+    GPU_HOT_ROWS: (COUNTER, "Of these, those that were in GPU memory, by its part."),
 }
 # Sorting more would take longer than a GPU takes to read the rows.
 _EXAMINED_IDS = 1 << 14
@@ -97,14 +97,16 @@ class Metrics:
             if one["placement"] in ("host", "disk"):
                 share = num_blocks(one["head_dim"]) if one["scales"] == "device" else 0
                 on_gpu = on_gpu * share // packed_row_bytes(one["head_dim"])
-            hot = one.get("hot") or {"num_bytes": 0, "asked": {}, "found": {}}
+            hot = one.get("hot") or {"num_bytes": 0, "asked": {}}
             values = {
                 (TABLE_BYTES, _labels(table=table, place="gpu")): on_gpu + hot["num_bytes"],
                 (TABLE_BYTES, _labels(table=table, place="host")): one["num_bytes"] - on_gpu,
             }
-            for name, rows in ((GPU_ROWS, hot["asked"]), (GPU_HOT_ROWS, hot["found"])):
-                for order, count in rows.items():
-                    values[name, _labels(table=table, order=order)] = count
+            for order, count in hot["asked"].items():
+                values[GPU_ROWS, _labels(table=table, order=order)] = count
+                for part, found in (("static", "found"), ("adaptive", "adaptive_found")):
+                    labels = _labels(table=table, order=order, part=part)
+                    values[GPU_HOT_ROWS, labels] = hot[found][order]
             if disk := one.get("disk"):
                 labels = _labels(table=table)
                 values[HOT_ROWS, labels] = disk["hot_rows"]

@@ -98,6 +98,7 @@ class Tables:
         scales: str = "with_rows",
         hot_gib: float | None = None,
         hot_rows: str | os.PathLike[str] | None = None,
+        hot_adaptive: float | None = None,
         gather_threads: int | None = None,
         memory: str | None = None,
         pages: str | None = None,
@@ -118,10 +119,13 @@ class Tables:
                 "device_sharded" (each rank's GPU holds a part, all read all) or "disk" (rows are
                 read from the store's files as they are asked for).
             scales: "with_rows", "device" or, of "disk" tables, "host": all in RAM.
-            hot_gib: of "disk" tables: GiB of RAM for rows that were read before; of hot_rows: GiB
-                of each GPU's memory for them (default: 1).
+            hot_gib: of "disk" tables: GiB of RAM for rows that were read before (default: 1); of
+                "host" tables: GiB of each GPU's memory for rows that were read before and those
+                of hot_rows (default: 1 with hot_rows, none without).
             hot_rows: of "host" tables: a file of `tables count --output`; GPUs hold the rows read
                 most, as many as hot_gib has room for.
+            hot_adaptive: of hot_rows: the share of hot_gib for rows that were read before
+                (default: 0).
             gather_threads: of "host" tables: CPU threads that bring rows to this process's GPUs,
                 where a lookup has enough of them; 0: GPUs read all rows themselves (default: the
                 process's share of the CPUs less one, or 0 where that is below 6). All tables have
@@ -145,6 +149,7 @@ class Tables:
             "scales": scales,
             "hot_gib": hot_gib,
             "hot_rows": hot_rows,
+            "hot_adaptive": hot_adaptive,
             "gather_threads": gather_threads,
             "memory": memory,
             "pages": pages,

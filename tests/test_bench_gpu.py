@@ -149,6 +149,7 @@ def test_paths_of_a_table_in_gpu_memory_are_not_explained(capsys):
         (["--text", "a"], "--text: expected with --place host, found device"),
         (["--place", "host", "--hot-text", "a"], "--hot-text: expected with --text, found it with"),
         (["--place", "host", "--text", "a", "--hot-gib", "1"], "--hot-gib: expected with --hot-te"),
+        (["--place", "host", "--text", "a", "--hot-adaptive", "1"], "--hot-adaptive: expected wit"),
         (["--place", "host", "--text", "a", "--explain"], "--explain: expected with random rows"),
         (["--hot-text", "a", "--hot-gib", "0"], "--hot-gib: expected 0.001 to 1e+06, found '0'"),
     ],
@@ -219,11 +220,13 @@ def test_texts_and_the_rows_of_others(tmp_path, monkeypatch, capsys):
         (tmp_path / name).write_text(f"Text {name}, the beginning of which is all its own. " * 200)
     monkeypatch.chdir(tmp_path)
     argv = ["bench", "lookup", "--place", "host", "--tokens", "1,600", "--table-gb", "0.01"]
-    assert main([*argv, "--text", "a", "b", "--hot-text", "c", "--hot-gib", "0.01", "--json"]) == 0
+    argv += ["--text", "a", "b", "--hot-text", "c", "--hot-gib", "0.01", "--hot-adaptive", "0.5"]
+    assert main([*argv, "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)["results"]
     assert {entry["row"][-6:] for entry in entries} == {"text a", "text b"}
     assert {entry["rival"] for entry in entries} == {"no hot rows"}
-    assert all(entry["hot_share"] > 0 for entry in entries if entry["T"] == 600)
+    longer = [entry for entry in entries if entry["T"] == 600]
+    assert all(entry["hot_share"] > 0 and entry["adaptive_share"] > 0 for entry in longer)
 
 
 @pytest.mark.gpu

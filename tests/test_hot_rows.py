@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of host tables that GPUs keep: chosen by a file of counts, never another bit of the result,
-and counted."""
+and counted. What they keep beside them as they read is test_adaptive_rows.py's."""
 
 import json
 
@@ -63,25 +63,37 @@ def test_described_before_any_gpu_has_them(bound):
     assert 980 <= hot["num_rows"] <= 1000
     assert hot["num_rows"] < hot["capacity"] <= 2008
     assert (hot["num_bytes"], about["disk"]) == (0, None)
-    assert hot["asked"] == hot["found"] == {"2": 0, "3": 0, "4": 0}
+    assert hot["adaptive_capacity"] == 0
+    assert hot["asked"] == hot["found"] == hot["adaptive_found"] == {"2": 0, "3": 0, "4": 0}
     metrics = Metrics()
     metrics.note_tables({"hot": about})
-    assert 'engram_gpu_rows_total{table="hot",order="2"} 0' in metrics.prometheus_text()
+    text = metrics.prometheus_text()
+    assert 'engram_gpu_rows_total{table="hot",order="2"} 0' in text
+    for part in ("static", "adaptive"):
+        labels = f'{{table="hot",order="2",part="{part}"}}'
+        assert f"engram_gpu_hot_rows_total{labels} 0" in text
 
 
 @pytest.mark.parametrize("scales", ["with_rows", pytest.param("device", marks=pytest.mark.gpu)])
 def test_no_more_than_the_budget(bound, scales):
     _, bind = bound
-    row_bytes = 256 + 4 + (8 if scales == "with_rows" else 0)
-    gib = 800 * row_bytes / 2**30
-    hot = bind(np.arange(5000), hot_gib=gib, scales=scales).describe()["hot"]["hot"]
-    assert hot["capacity"] == 800
-    assert 0.8 * 800 < hot["num_rows"] <= 800
+    row_bytes = 256 + (8 if scales == "with_rows" else 0)
+    gib = 800 * (row_bytes + 4) / 2**30
+    options = {"hot_gib": gib, "scales": scales}
+    for share in (0, 0.25, 1):
+        tables = bind(np.arange(5000), hot_adaptive=share, **options)
+        hot = tables.describe()["hot"]["hot"]
+        assert 0.8 * hot["capacity"] <= hot["num_rows"] <= hot["capacity"]
+        taken = hot["capacity"] * (row_bytes + 4) + hot["adaptive_capacity"] * (row_bytes + 8)
+        assert 0.98 * gib * 2**30 < taken <= gib * 2**30
+        assert abs(hot["adaptive_capacity"] - share * 790) < 10
+        tables.close()
 
 
 def test_no_room(bound):
     _, bind = bound
-    assert bind(np.arange(9), hot_gib=0).describe()["hot"]["hot"]["capacity"] == 0
+    hot = bind(np.arange(9), hot_gib=0).describe()["hot"]["hot"]
+    assert hot["capacity"] == hot["adaptive_capacity"] == 0
 
 
 def test_lookups_on_the_cpu_take_none(bound):
@@ -99,7 +111,12 @@ def test_lookups_on_the_cpu_take_none(bound):
         ({"placement": "device"}, "hot_rows: expected with placement host, found device"),
         ({"placement": "disk"}, "hot_rows: expected with placement host, found disk"),
         ({"hot_gib": -1}, "hot_gib: expected GiB, 0 to 65536, found -1"),
-        ({"hot_rows": None, "hot_gib": 1}, "hot_gib: expected with placement disk or with hot_"),
+        (
+            {"hot_rows": None, "placement": "device", "hot_gib": 1},
+            "hot_gib: expected with placement host or disk, found device",
+        ),
+        ({"hot_adaptive": 1.5}, "hot_adaptive: expected a share, 0 to 1, found 1.5"),
+        ({"hot_rows": None, "hot_adaptive": 0.5}, "hot_adaptive: expected with hot_rows, without"),
         ({"hot_rows": "nowhere.npy"}, "nowhere.npy"),
     ],
     ids=str,
@@ -130,9 +147,12 @@ def test_counts_of_another_store(made_up_store, tmp_path, rows, layer, expected)
 def test_a_keeper_has_no_gpu(made_up_store, tmp_path):
     _, folder = made_up_store
     counts = write_counts(tmp_path / "counts.npy", [1])
-    table = {"store": folder, "layer": 1, "formula_seed": 3, "hot_rows": counts}
-    with pytest.raises(InputError, match="hot_rows: expected of who binds with memory keeper"):
-        _native.serve_tables(to_toml({"hot": table}, None), str(tmp_path), "", "hot", "")
+    table = {"store": folder, "layer": 1, "formula_seed": 3}
+    for given in ({"hot_rows": counts}, {"hot_gib": 1}):
+        toml = to_toml({"hot": {**table, **given}}, None)
+        expected = f"{next(iter(given))}: expected of who binds with memory keeper"
+        with pytest.raises(InputError, match=expected):
+            _native.serve_tables(toml, str(tmp_path), "", "hot", "")
 
 
 def test_from_counted_texts(run, files, tmp_path):
@@ -160,12 +180,14 @@ def test_from_counted_texts(run, files, tmp_path):
 @pytest.mark.gpu
 @every_form
 @ANY_PATH
-@pytest.mark.parametrize("scales", ["with_rows", "device"])
+@pytest.mark.parametrize(
+    ("scales", "adaptive"), [("with_rows", 0), ("device", 0), ("with_rows", 0.25)]
+)
 @pytest.mark.parametrize("num_tokens", [1, 8, 64, 129, 1025, 9000])
-def test_the_same_bits(bound, form, path, scales, num_tokens):
+def test_the_same_bits(bound, form, path, scales, adaptive, num_tokens):
     config, bind = bound
     ids = some_ids(config, num_tokens, num_tokens)
-    tables = bind(half_of(config, ids), scales=scales)
+    tables = bind(half_of(config, ids), scales=scales, hot_adaptive=adaptive)
     device = Torch()
 
     def view():

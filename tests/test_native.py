@@ -33,6 +33,7 @@ STRUCTS = {
     "engram_exec": _native.Exec,
     "engram_hash_args": _native.HashArgs,
     "engram_history_args": _native.HistoryArgs,
+    "engram_adaptive_rows": _native.AdaptiveRows,
     "engram_hot_rows": _native.HotRows,
     "engram_lookup_args": _native.LookupArgs,
     "engram_stage_args": _native.StageArgs,

@@ -175,6 +175,6 @@ def test_load_from_disk_with_hot_rows(run):
         assert (code, err) == (0, "")
         held[gib] = [one["num_bytes"] for one in json.loads(out)["tables"].values()]
     assert all(some > none for none, some in zip(*held.values(), strict=True))
-    code, out, err = run("tables", "load", "store", "--hot-gib", "1")
+    code, out, err = run("tables", "load", "store", "--placement", "device", "--hot-gib", "1")
     assert (code, out) == (2, "")
-    assert only_line(err).endswith("expected with placement disk or with hot_rows, found host")
+    assert only_line(err).endswith("hot_gib: expected with placement host or disk, found device")

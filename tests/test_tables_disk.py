@@ -122,7 +122,10 @@ def bind_other(store):
     [
         ({"hot_gib": -1}, "hot_gib: expected GiB, 0 to 65536"),
         ({"hot_gib": "1"}, "hot_gib: expected GiB"),
-        ({"placement": "host", "hot_gib": 1}, "hot_gib: expected with placement disk or with hot_"),
+        (
+            {"placement": "device", "hot_gib": 1},
+            "hot_gib: expected with placement host or disk, found",
+        ),
         ({"placement": "host", "scales": "host"}, "scales: expected host with placement disk"),
         ({"scales": "device"}, "scales: expected with_rows or host with placement disk"),
         ({"formula_seed": 1}, "formula_seed: expected a placement that loads rows, found disk"),

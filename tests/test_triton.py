@@ -258,11 +258,13 @@ def test_hot_rows_of_the_python_form(run, files):
     code, _, err = run("tables", "count", "store", "--text", "text", "--output", "hot.npy")
     assert (code, err) == (0, "")
     words = ("triton", "store", "--model-repository", "hot")
-    assert run(*words, "--hot-rows", "hot.npy", "--hot-gib", "0.001")[0] == 0
+    options = ("--hot-rows", "hot.npy", "--hot-gib", "0.001", "--hot-adaptive", "0.5")
+    assert run(*words, *options)[0] == 0
     config = (files / "hot/engram/config.pbtxt").read_text()
     pattern = r'key: "(\S+)"\n +value \{\n +string_value: "(.*)"'
     settings = Settings.of_parameters(dict(re.findall(pattern, config)))
-    assert settings.table == {"hot_rows": str(files / "hot.npy"), "hot_gib": 0.001}
+    wanted = {"hot_rows": str(files / "hot.npy"), "hot_gib": 0.001, "hot_adaptive": 0.5}
+    assert settings.table == wanted
     with Tables.of_store(open_store(settings.store), **settings.table) as bound:
         for one in bound.describe().values():
             assert 0 < one["hot"]["num_rows"] <= one["hot"]["capacity"] <= 0.001 * 2**30 / 64
@@ -336,6 +338,7 @@ def test_settings_are_read_as_they_were_written():
         ({"store": "s", "max_tokens": "many"}, "expected a number, found 'many'"),
         ({"store": "s", "max_tokens": "0"}, "expected 1 to"),
         ({"store": "s", "table.hot_gib": "much"}, "hot_gib: expected a number, found 'much'"),
+        ({"store": "s", "table.hot_adaptive": "half"}, "adaptive: expected a number, found 'half'"),
     ],
 )
 def test_bad_settings(parameters, message):

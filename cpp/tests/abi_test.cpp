@@ -285,7 +285,7 @@ TEST_CASE(
         "hot.num_buckets: expected 0 to 2147483647, got -1");
   lookup.hot.num_buckets = 1;
   CHECK(refusal(engram_lookup(&lookup, &gpu)) == "hot.keys: expected an array, got NULL");
-  const auto* const line = memory.data() + (32 - reinterpret_cast<uintptr_t>(memory.data()) % 32);
+  auto* const line = memory.data() + (32 - reinterpret_cast<uintptr_t>(memory.data()) % 32);
   lookup.hot.keys = reinterpret_cast<const int32_t*>(line + 16);
   CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
         "hot.keys: expected an address aligned to 32 bytes, got one 16 bytes past it");
@@ -295,6 +295,15 @@ TEST_CASE(
   CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
         "hot.values: expected an address aligned to 8 bytes, got one 4 bytes past it");
   lookup.hot.values = line;
+  lookup.hot.adaptive.num_buckets = 1;
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) == "hot.adaptive.slots: expected an array, got NULL");
+  lookup.hot.adaptive.slots = reinterpret_cast<uint64_t*>(line + 16);
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
+        "hot.adaptive.slots: expected an address aligned to 32 bytes, got one 16 bytes past it");
+  lookup.hot.adaptive.slots = reinterpret_cast<uint64_t*>(line);
+  CHECK(refusal(engram_lookup(&lookup, &gpu)) ==
+        "hot.adaptive.values: expected an array, got NULL");
+  lookup.hot.adaptive.num_buckets = 0;
   CHECK(refusal(engram_lookup(&lookup, &gpu)) == no_gpu);
 
   engram_project_args project = {};

@@ -191,11 +191,12 @@ def _to_mxfp8(ids: Any) -> Case:
 
 
 def look_up(ids: Any, out: Any, path: Path, hot: bool = True) -> Callable[[], Any]:
-    """hot: with the hot rows that the table has."""
+    """hot: with the static hot rows that the table has."""
 
     def run() -> Any:
         call = Call("lookup", None, ids=ids, out=out)
         args = _args(call, path)
+        args.hot.adaptive = _native.AdaptiveRows()
         if not hot:
             args.hot = _native.HotRows()
         return to_bf16(call, args)

@@ -4,7 +4,8 @@
 Token ids are those of the usual tokenizer, row ids the hash's, in a table that the formula fills as
 in lookup_host. Each turn reads the text's next piece, as a server would. The hot rows are counted
 in texts that are not measured; beside ours stands the same lookup without them, and the rival,
-which has none.
+which has none. What is timed has no adaptive part, which would have pieces that come again; what it
+answers is counted by looking up each piece once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from trtllm_engram.builder.synthesize import default_tokenizer
 from trtllm_engram.builder.token_map import load_token_map
 from trtllm_engram.plugins.errors import InputError
 
-from .. import ops, row_counts
+from .. import _native, ops, row_counts
 from ..row import packed_row_bytes
 from ..tables import Tables
 from ..text import encode, encode_all, read_text
@@ -42,6 +43,7 @@ from .lookup_host import (
     bound_table,
     look_up,
     measure_rates,
+    tensor_at,
 )
 from .made_up_rows import made_up_rows
 from .rivals import VLLM, Rivals
@@ -58,6 +60,7 @@ class Texts:
     measured: Sequence[Path]
     counted: Sequence[Path]
     hot_gib: float
+    hot_adaptive: float
 
 
 def cases(
@@ -73,7 +76,11 @@ def cases(
         if texts.counted:
             hot_rows = Path(folder, "hot.npy")
             np.save(hot_rows, hashed.hot_rows(texts.counted, texts.hot_gib))
-            options = {"hot_rows": hot_rows, "hot_gib": texts.hot_gib}
+            options = {
+                "hot_rows": hot_rows,
+                "hot_gib": texts.hot_gib,
+                "hot_adaptive": texts.hot_adaptive,
+            }
         tables = stack.enter_context(bound_table(table_gb, **options))
         table = HostTable(bool(rivals))
         rates = measure_rates(table.values)
@@ -83,13 +90,12 @@ def cases(
                 ids = pieces[0]
                 expected = made_up_rows(config, LAYER, ids[:CHECKED_TOKENS], SEED)
                 case = _case(f"text {path.stem}", pieces, table, rivals, expected)
-                share = _hot_share(tables, ids)
-                yield replace(
-                    case,
-                    read_rates=rates,
-                    facts={**case.facts, "hot_share": share},
-                    note=f"{share:.0%} hot",
-                )
+                static, _ = _hot_shares(tables, [ids])
+                facts, note = {**case.facts, "hot_share": static}, f"{static:.0%} hot"
+                if texts.hot_adaptive:
+                    _, adaptive = _hot_shares(tables, pieces)
+                    facts["adaptive_share"], note = adaptive, f"{note}, {adaptive:.0%} adaptive"
+                yield replace(case, read_rates=rates, facts=facts, note=note)
 
 
 def _pieces(text: npt.NDArray[np.int32], num_tokens: int) -> Iterator[npt.NDArray[np.int32]]:
@@ -164,16 +170,21 @@ def _case(
     )
 
 
-def _hot_share(tables: Tables, ids: npt.NDArray[np.int32]) -> float:
-    """Of the rows that one lookup reads, those that the GPU has."""
+def _hot_shares(tables: Tables, pieces: Sequence[npt.NDArray[np.int32]]) -> tuple[float, float]:
+    """Of the rows that lookups read one after the other, those in the static part and in the
+    adaptive one, which is empty at first."""
+    rows = _native.table_view(NAME, load_torch().cuda.current_device()).hot.adaptive
+    if rows.num_buckets > 0:
+        tensor_at(rows.slots, (rows.num_buckets, 4 * 8)).fill_(0xFF)
 
-    def counted() -> tuple[int, int]:
-        hot = tables.describe()[NAME]["hot"] or {"asked": {}, "found": {}}
-        return sum(hot["asked"].values()), sum(hot["found"].values())
+    def counted() -> npt.NDArray[np.int64]:
+        hot = tables.describe()[NAME]["hot"] or {}
+        keys = ("asked", "found", "adaptive_found")
+        return np.array([sum(hot.get(key, {}).values()) for key in keys])
 
     before = counted()
-    put = load_torch().tensor(ids, device="cuda")
-    tables.lookup(NAME, put)
+    for ids in pieces:
+        tables.lookup(NAME, load_torch().tensor(ids, device="cuda"))
     load_torch().cuda.synchronize()
-    asked, found = (after - once for after, once in zip(counted(), before, strict=True))
-    return found / asked if asked else 0.0
+    asked, static, adaptive = (counted() - before).tolist()
+    return static / max(asked, 1), adaptive / max(asked, 1)

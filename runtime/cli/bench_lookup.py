@@ -13,7 +13,7 @@ from ..bench import gpu, lookup, lookup_host, lookup_text
 from ..bench.rivals import Rivals
 from . import shared_options
 
-OPTIONS = ("place", "explain", "text", "hot_text", "hot_gib")
+OPTIONS = ("place", "explain", "text", "hot_text", "hot_gib", "hot_adaptive")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=shared_options.number(0.001, 1e6),
         help=f"--hot-text: of its memory for them (default: {shared_options.HOT_GIB:g})",
     )
+    group.add_argument(
+        "--hot-adaptive",
+        metavar="SHARE",
+        type=shared_options.number(0, 1),
+        help="--hot-text: of --hot-gib, for rows as they are read, which are counted (default: 0)",
+    )
 
 
 def check(args: argparse.Namespace) -> None:
@@ -60,14 +66,16 @@ def check(args: argparse.Namespace) -> None:
         raise InputError("--explain: expected with random rows, found --text")
     if args.hot_text and not args.text:
         raise InputError("--hot-text: expected with --text, found it without")
-    if args.hot_gib is not None and not args.hot_text:
-        raise InputError("--hot-gib: expected with --hot-text, found it without")
+    for option in ("hot_gib", "hot_adaptive"):
+        if getattr(args, option) is not None and not args.hot_text:
+            words = option.replace("_", "-")
+            raise InputError(f"--{words}: expected with --hot-text, found it without")
 
 
 def cases(args: argparse.Namespace, tokens: list[int], rivals: Rivals | None) -> Iterator[gpu.Case]:
     if args.text:
         hot_gib = args.hot_gib or shared_options.HOT_GIB
-        texts = lookup_text.Texts(args.text, args.hot_text or [], hot_gib)
+        texts = lookup_text.Texts(args.text, args.hot_text or [], hot_gib, args.hot_adaptive or 0.0)
         return lookup_text.cases(tokens, args.table_gb, rivals, texts)
     if args.place == "host":
         return lookup_host.cases(tokens, args.table_gb, rivals, bool(args.explain))

@@ -100,7 +100,7 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
 
 def _placement_options(args: argparse.Namespace) -> dict[str, Any]:
     """Tables.bind's options that _add_placement's are; empty where none was given."""
-    names = ("placement", "scales", "hot_gib", "hot_rows")
+    names = ("placement", "scales", "hot_gib", "hot_rows", "hot_adaptive")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if options and "placement" not in options:
         raise InputError(f"--{next(iter(options)).replace('_', '-')}: expected with --placement")

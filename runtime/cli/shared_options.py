@@ -62,8 +62,14 @@ def add_hot_rows(parser: argparse._ActionsContainer) -> None:
         "--hot-gib",
         metavar="GIB",
         type=number(0, 1e6),
-        help="of each table, --placement disk: RAM for rows that were read before; --hot-rows: "
-        f"memory of each GPU for them (default: {HOT_GIB:g})",
+        help="of each table, --placement disk: RAM for rows that were read before; host: memory "
+        f"of each GPU for them and those of --hot-rows (default: {HOT_GIB:g} with those or disk)",
+    )
+    parser.add_argument(
+        "--hot-adaptive",
+        metavar="SHARE",
+        type=number(0, 1),
+        help="--hot-rows: of --hot-gib, for rows that were read before (default: 0)",
     )
 
 

@@ -263,7 +263,7 @@ def _serving(args: argparse.Namespace, gpus: Sequence[int], parameters: dict[str
 
 
 def _table_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = (*_TABLE_CHOICES, "hot_rows", "hot_gib", "numa")
+    names = (*_TABLE_CHOICES, "hot_rows", "hot_gib", "hot_adaptive", "numa")
     options = {name: getattr(args, name) for name in names}
     if args.hot_rows is not None:
         options["hot_rows"] = str(args.hot_rows.absolute())

@@ -6,7 +6,8 @@ checkpoint    where its checkpoint lies now, if it was moved
 engine        a plan of `build`; default: eager ops
 max_tokens    most tokens of a request, and of what runs side by side; with an engine, its own
 keeper        which process of `tables serve` to attach to, with table.memory = keeper
-table.KEY     KEY of Tables.bind: placement, scales, hot_rows, hot_gib, memory, pages, numa
+table.KEY     KEY of Tables.bind: placement, scales, hot_rows, hot_gib, hot_adaptive, memory, pages,
+              numa
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..devices import CPU
 from ..group import Group
 
 TABLE = "table."
-_HOT_GIB = f"{TABLE}hot_gib"
+_NUMBERS = (f"{TABLE}hot_gib", f"{TABLE}hot_adaptive")
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Settings:
             raise InputError("parameters: expected a store, found none")
         if "max_tokens" in keys:
             keys["max_tokens"] = _number(keys["max_tokens"])
-        if _HOT_GIB in table:
-            table[_HOT_GIB] = _gib(table[_HOT_GIB])
+        for name in _NUMBERS:
+            if name in table:
+                table[name] = _real(name, table[name])
         return cls(table={name[len(TABLE) :]: value for name, value in table.items()}, **keys)
 
     def parameters(self) -> dict[str, str]:
@@ -119,8 +121,8 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _gib(text: str) -> float:
+def _real(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{_HOT_GIB}: expected a number, found {text!r}") from None
+        raise InputError(f"{name}: expected a number, found {text!r}") from None

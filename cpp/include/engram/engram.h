@@ -137,16 +137,30 @@ typedef struct engram_history_args {
   int32_t max_ngram_size;
 } engram_history_args;
 
-/*! Rows of a table in host memory that a GPU's memory holds too, as engram_table_view gives them.
- *  Row id i is in bucket ((i * 0x9E3779B97F4A7C15 mod 2^64) >> 32) * num_buckets >> 32, or not
- *  there; its place among all keys is its place in the arrays. All in memory of the GPU that looks
- *  up; a CPU looks at none of it. */
+/*! Rows that a GPU keeps as lookups read them out of a table in host memory, in the place of those
+ *  that it has kept the longest. Lookups of all streams of that GPU read and write them at once
+ *  (src/ops/adaptive_index.h). Buckets are chosen as those of engram_hot_rows are. */
+typedef struct engram_adaptive_rows {
+  uint64_t* slots; /*!< [num_buckets, 4], all bits set before the first lookup; 32-byte aligned */
+  uint8_t* values; /*!< FP8 [num_buckets * 4, D]; 8-byte aligned */
+  uint8_t* scales; /*!< E8M0 [num_buckets * 4, D/32]; NULL: those of the table are read */
+  int64_t num_buckets; /*!< below 2^31; 0: none */
+} engram_adaptive_rows;
+
+/*! Rows of a table in host memory that a GPU's memory holds too, as engram_table_view gives them: a
+ *  static part, which nothing changes, and an adaptive one. Row id i is in bucket ((i *
+ *  0x9E3779B97F4A7C15 mod 2^64) >> 32) * num_buckets >> 32, or not there; its place among all keys
+ *  is its place in the arrays. All in memory of the GPU that looks up; a CPU looks at none of it.
+ */
 typedef struct engram_hot_rows {
   const int32_t* keys;   /*!< row ids [num_buckets, 8], -1: nothing there; 32-byte aligned */
   const uint8_t* values; /*!< FP8 [num_buckets * 8, D]; 8-byte aligned */
   const uint8_t* scales; /*!< E8M0 [num_buckets * 8, D/32]; NULL: those of the table are read */
-  uint64_t* counts;      /*!< [C, 2] rows looked for and found, added to; 8-byte aligned; or NULL */
-  int64_t num_buckets;   /*!< below 2^31; 0: no hot rows */
+  /*! [C, 3] rows looked for, found in the static and in the adaptive part, added to; 8-byte
+   *  aligned; or NULL */
+  uint64_t* counts;
+  int64_t num_buckets; /*!< of the static part, below 2^31; 0: none */
+  engram_adaptive_rows adaptive;
 } engram_hot_rows;
 
 /*! engram_lookup: row ids to rows. Ids outside [first_row, first_row + num_rows) read as zeros, but
@@ -356,9 +370,10 @@ ENGRAM_API engram_status engram_table_fault(const char* name);
  *  since is in seconds since 1970; registered_seconds is null where no GPU reads the memory;
  *  disk is null but for placement disk: {reads_by: io_uring or pread, hot_bytes and hot_capacity
  *  (rows) that may be kept in RAM, and counts since the table was bound: hot_rows found there,
- *  disk_rows, num_reads}; hot is null but for hot_rows: {num_rows and capacity on each GPU,
- *  num_bytes on all of them, and since they were copied there asked and found, rows by n-gram
- *  order ("2")}. */
+ *  disk_rows, num_reads}; hot is null but for host tables with hot rows: {num_rows and
+ *  capacity of the static part and adaptive_capacity (rows) on each GPU, num_bytes on all of them,
+ *  and since they were copied there, rows by n-gram order ("2"): asked, found in the static part
+ *  and adaptive_found}. */
 ENGRAM_API engram_status engram_table_describe(char* text, size_t capacity, size_t* size);
 
 /*! Loads the tables of a TOML text into host memory and hands them to processes of this user that

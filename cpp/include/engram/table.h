@@ -129,7 +129,7 @@ class Table {
     values_->protect();
     scales_->protect();
   }
-  //! Null unless the options have hot_rows.
+  //! Null unless the options have hot_rows or hot_adaptive.
   const GpuHotRows* hot() const { return hot_.get(); }
 
  private:

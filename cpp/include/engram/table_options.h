@@ -38,9 +38,10 @@ struct TableOptions {
   bool keeper = false;  //!< host memory is what a keeper holds
   bool heads = false;   //!< a rank's table is its columns alone (parts.h, HeadSplit)
   //! GiB for rows that lie a step nearer than the others: of kDisk RAM, for those read before; of
-  //! kHost the memory of each GPU, for those of the file hot_rows.
+  //! kHost the memory of each GPU, for those of the file hot_rows and those read before.
   double hot_gib = 1;
-  std::string hot_rows;  //!< which rows texts read most (hot_file.h); empty: no GPU holds any
+  std::string hot_rows;     //!< which rows texts read most (hot_file.h); empty: no file
+  double hot_adaptive = 0;  //!< of kHost, the share of hot_gib for rows that were read before
   //! Of kHost: CPU threads that gather rows for GPUs, 0: none; none: as num_gather_threads says.
   std::optional<int32_t> gather_threads;
   PageKind pages = PageKind::kAuto;

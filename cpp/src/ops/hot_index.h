@@ -37,9 +37,4 @@ ENGRAM_HOST_DEVICE int64_t find_hot_slot(const engram_hot_rows& hot, int32_t id)
   return way == kHotWays ? kNoSlot : row_offset(place, kHotWays) + way;
 }
 
-//! Of a row of a lookup's table, by its place there.
-ENGRAM_HOST_DEVICE bool is_hot(const engram_lookup_args& args, int64_t row) {
-  return find_hot_slot(args.hot, static_cast<int32_t>(row + args.first_row)) != kNoSlot;
-}
-
 }  // namespace engram

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "engram/layout.h"
 #include "engram/ops.h"
+#include "ops/adaptive_index.h"
 #include "ops/convert_rows.h"
 #include "ops/hot_index.h"
 #include "ops/lookup_range.h"
@@ -207,8 +208,16 @@ void check_lookup_on_gpu(const engram_lookup_args& args) {
     check_aligned(args.hot.keys, "hot.keys", alignof(HotBucket));
     check_array(args.hot.values, "hot.values");
     check_aligned(args.hot.values, "hot.values", 8);
-    check_aligned(args.hot.counts, "hot.counts", alignof(uint64_t));
   }
+  const engram_adaptive_rows& adaptive = args.hot.adaptive;
+  check_range(adaptive.num_buckets, "hot.adaptive.num_buckets", 0, INT32_MAX);
+  if (adaptive.num_buckets > 0) {
+    check_array(adaptive.slots, "hot.adaptive.slots");
+    check_aligned(adaptive.slots, "hot.adaptive.slots", alignof(AdaptiveBucket));
+    check_array(adaptive.values, "hot.adaptive.values");
+    check_aligned(adaptive.values, "hot.adaptive.values", alignof(uint64_t));
+  }
+  check_aligned(args.hot.counts, "hot.counts", alignof(uint64_t));
   if (lookup_path(args) == ENGRAM_LOOKUP_GATHERED) check_array(args.lanes, "lanes");
   if (lookup_path(args) != ENGRAM_LOOKUP_SORTED) return;
   check_at_least(args.workspace_bytes, "workspace_bytes", lookup_workspace_bytes(args));

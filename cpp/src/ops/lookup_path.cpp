@@ -37,7 +37,7 @@ int64_t lookup_workspace_bytes(const engram_lookup_args& args) {
 namespace {
 
 cudaError_t lookup_direct(const engram_lookup_args& args, cudaStream_t stream) {
-  return args.hot.num_buckets > 0 ? lookup_hot(args, false, stream) : lookup_cuda(args, stream);
+  return has_hot_rows(args.hot) ? lookup_hot(args, {}, stream) : lookup_cuda(args, stream);
 }
 
 cudaError_t lookup_sorted(const engram_lookup_args& args, cudaStream_t stream) {
@@ -45,7 +45,7 @@ cudaError_t lookup_sorted(const engram_lookup_args& args, cudaStream_t stream) {
   const SegmentShape shape = segment_shape(args);
   const RunArrays arrays = run_arrays(shape, args.workspace);
   cudaError_t code = cudaSuccess;
-  if (args.hot.num_buckets > 0) code = lookup_hot(args, true, stream);
+  if (has_hot_rows(args.hot)) code = lookup_hot(args, hot_marks(shape, arrays), stream);
   if (code == cudaSuccess) code = make_runs(args, shape, arrays, stream);
   if (code != cudaSuccess) return code;
   return read_runs(args, shape, arrays,

@@ -5,7 +5,6 @@
 #include <cub/block/block_radix_sort.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "hot_index.h"
 #include "launch.cuh"
 #include "row_runs.h"
 #include "table_row.cuh"
@@ -16,7 +15,7 @@ namespace {
 // What is no row, in the order that it gets behind all rows.
 constexpr uint32_t kNothing = 0xFFFFFFFDu;
 constexpr uint32_t kLost = kNothing + 1;
-constexpr uint32_t kElsewhere = kLost + 1;  // a hot row, or no token: in no run
+constexpr uint32_t kElsewhere = kLost + 1;  // written already, or no token: in no run
 
 //! Smallest and largest row that a segment's tokens want; smallest > largest where they want none.
 struct RowSpan {
@@ -27,7 +26,7 @@ struct RowSpan {
 template <int kThreads, int kItems>
 __global__ void __launch_bounds__(kThreads)
     make_runs_kernel(const __grid_constant__ engram_lookup_args args, SegmentShape shape,
-                     RunArrays arrays, int64_t num_tokens) {
+                     RunArrays arrays, int64_t num_tokens, bool has_marks) {
   using Sort = cub::BlockRadixSort<uint32_t, kThreads, kItems, uint16_t>;
   using Scan = cub::BlockScan<int32_t, kThreads>;
   __shared__ union {
@@ -42,6 +41,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t segment = blockIdx.x;
   const int column = static_cast<int>(segment / shape.num_chunks);
   const int64_t first_token = row_offset(segment % shape.num_chunks, shape.chunk_tokens);
+  uint16_t* const sorted = arrays.tokens + row_offset(segment, shape.chunk_tokens);
   const int num_places =
       static_cast<int>(max(int64_t{0}, min(shape.chunk_tokens, num_tokens - first_token)));
   if (threadIdx.x == 0) {
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = find_table_row(args, first_token + place, column);
     keys[i] = row == kNoRow ? kNothing : row == kLostId ? kLost : static_cast<uint32_t>(row);
     if (row < 0) continue;
-    if (is_hot(args, row)) {
+    if (has_marks && sorted[place] != 0) {
       keys[i] = kElsewhere;
       ++num_hot;
       continue;
@@ -116,7 +116,6 @@ __global__ void __launch_bounds__(kThreads)
 
   // Store
   RowRun* const runs = arrays.runs + row_offset(segment, shape.runs_per_segment());
-  uint16_t* const sorted = arrays.tokens + row_offset(segment, shape.chunk_tokens);
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     const int place = first_place + i;
@@ -135,7 +134,8 @@ template <int kThreads, int kItems>
 cudaError_t launch_make_runs(const engram_lookup_args& args, const SegmentShape& shape,
                              const RunArrays& arrays, cudaStream_t stream) {
   return launch(make_runs_kernel<kThreads, kItems>, dim3(static_cast<unsigned>(shape.num_segments)),
-                dim3(kThreads), stream, args, shape, arrays, num_written_tokens(args));
+                dim3(kThreads), stream, args, shape, arrays, num_written_tokens(args),
+                has_hot_rows(args.hot));
 }
 
 }  // namespace

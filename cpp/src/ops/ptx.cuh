@@ -41,6 +41,37 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
   return value;
 }
 
+//! Memory of this GPU that other threads write meanwhile: nothing is torn within a word of 8 bytes,
+//! and nothing stale is taken out of the L1. Order is made by load_acquire and fence_gpu.
+__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint8_t load_relaxed(const uint8_t* from) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u8 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return static_cast<uint8_t>(value);
+}
+__device__ __forceinline__ void store_relaxed(uint64_t* to, uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(uint8_t* to, uint8_t value) {
+  asm volatile("st.relaxed.gpu.global.u8 [%0], %1;"
+               :
+               : "l"(to), "r"(static_cast<uint32_t>(value))
+               : "memory");
+}
+//! Two words, each as if loaded alone.
+__device__ __forceinline__ void load_acquire(const uint64_t* from, uint64_t* first,
+                                             uint64_t* second) {
+  asm volatile("ld.acquire.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(*first), "=l"(*second)
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
+
 //! Four 8x8 matrices of BF16 from shared memory: lanes 8i..8i+7 pass the 16-byte rows of matrix i.
 //! Lane l receives elements 2*(l%4) and +1 of row l/4 of each.
 __device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], uint32_t address) {

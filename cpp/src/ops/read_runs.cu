@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads rows over PCIe, where what counts is how near to each other in the table the rows are that
 // are under way at one time: few blocks walk through the sorted runs together, many rows deep.
+#include "adaptive_rows.cuh"
 #include "launch.cuh"
 #include "ptx.cuh"
 #include "row_runs.h"
@@ -14,7 +15,15 @@ constexpr int kRunsInFlight = 8;  // of a warp
 
 static_assert(kMaxRunTokens == 32, "each lane holds one token of a run");
 
-template <engram_row_form kForm, bool kStaged>
+//! Where the row of a run is to be kept: nowhere if it is there.
+__device__ __forceinline__ Slot slot_to_write(const engram_lookup_args& args, int32_t row) {
+  if (row < 0) return {};
+  const AdaptivePlace place =
+      find_adaptive(args.hot.adaptive, static_cast<int32_t>(row + args.first_row));
+  return place.is_found ? Slot{} : place.slot;
+}
+
+template <engram_row_form kForm, bool kStaged, bool kAdaptive>
 __global__ void __launch_bounds__(kWarps * 32, 2)
     read_runs_kernel(const __grid_constant__ engram_lookup_args args, SegmentShape shape,
                      RunArrays arrays, StagedRows staged, bool values_aligned) {
@@ -25,6 +34,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   const int64_t num_batches = row_offset(staged.num_segments, batches_per_segment);
   const int chunks_per_row = args.head_dim / kRowChunkBytes;
 
+  KeptRow kept;
 #pragma unroll 1
   for (int64_t batch = row_offset(blockIdx.x, kWarps) + threadIdx.y; batch < num_batches;
        batch += num_warps) {
@@ -77,9 +87,21 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
         scales[i] = load_once(row_scales + chunk * kRowChunkBytes / kScaleBlock);
       }
 
+      // A place for each, found while they are on their way
+      if constexpr (kAdaptive) {
+        if (begin == 0) {
+          kept.turn_to(args.hot.adaptive, slot_to_write(args, lane < num_runs ? own.x : kNoRow),
+                       static_cast<int32_t>(own.x + args.first_row));
+        }
+      }
+
       // Convert and store
 #pragma unroll
       for (int i = 0; i < kRunsInFlight; ++i) {
+        const int64_t place = kAdaptive ? __shfl_sync(kWholeWarp, kept.place(), i) : kNoSlot;
+        if (has_chunk && place != kNoSlot) {
+          keep_row_chunk(args.hot.adaptive, args.head_dim, place, chunk, values[i], scales[i]);
+        }
 #pragma unroll 1
         for (int j = 0; j < num_tokens[i]; ++j) {
           const int64_t token = first_token + __shfl_sync(kWholeWarp, tokens[i], j);
@@ -89,14 +111,19 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
       }
     }
   }
+  if constexpr (kAdaptive) kept.finish(args.hot.adaptive);
 }
 
 template <engram_row_form kForm>
 cudaError_t launch_read_runs(const engram_lookup_args& args, const SegmentShape& shape,
                              const RunArrays& arrays, const StagedRows& staged, int num_blocks,
                              cudaStream_t stream) {
-  const auto kernel =
-      staged.values != nullptr ? read_runs_kernel<kForm, true> : read_runs_kernel<kForm, false>;
+  const bool is_staged = staged.values != nullptr;
+  const auto fixed =
+      is_staged ? read_runs_kernel<kForm, true, false> : read_runs_kernel<kForm, false, false>;
+  const auto adaptive =
+      is_staged ? read_runs_kernel<kForm, true, true> : read_runs_kernel<kForm, false, true>;
+  const auto kernel = args.hot.adaptive.num_buckets > 0 ? adaptive : fixed;
   return launch(kernel, dim3(static_cast<unsigned>(num_blocks)), dim3(32, kWarps), stream, args,
                 shape, arrays, staged, takes_wide_stores(args));
 }

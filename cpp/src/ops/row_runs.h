@@ -2,7 +2,8 @@
 //! \file row_runs.h
 //! Runs: which tokens want one row, found on the device so that captured work adapts to its ids.
 //! A sorted lookup makes them (make_runs), then reads each row once, in the order of rows, and
-//! writes it to its run's tokens (read_runs). Hot rows are in no run: lookup_hot comes first.
+//! writes it to its run's tokens (read_runs). Hot rows are in no run: lookup_hot comes first, and
+//! marks those that it wrote. Nobody else asks which are hot: it may change.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +62,8 @@ inline SegmentShape segment_shape(const engram_lookup_args& args) {
 struct RunArrays {
   RowRun* runs;       //!< [segments, runs_per_segment], the one after the last run ends it
   int32_t* num_runs;  //!< [segments]
-  uint16_t* tokens;   //!< [segments, chunk_tokens], in the order of rows, counted from the chunk's
+  uint16_t* tokens;   //!< [segments, chunk_tokens], in the order of rows, counted from the chunk's;
+                      //!< until make_runs, the marks of lookup_hot
 };
 
 //! Bytes that RunArrays take.
@@ -89,17 +91,31 @@ struct StagedRows {
   int64_t num_segments = 0;
 };
 
-#if ENGRAM_CUDA
-//! Writes the hot rows of all columns and, unless hot_alone, whatever else there is to write, out
-//! of the table.
-cudaError_t lookup_hot(const engram_lookup_args& args, bool hot_alone, cudaStream_t stream);
+//! Which tokens' rows lookup_hot wrote.
+struct HotMarks {
+  uint16_t* tokens = nullptr;  //!< [columns, column_tokens], 1 or 0
+  int64_t column_tokens = 0;
+};
 
-//! Sorts the ids of each segment and writes its runs, in which hot rows are left out.
+inline HotMarks hot_marks(const SegmentShape& shape, const RunArrays& arrays) {
+  return {arrays.tokens, row_offset(shape.num_chunks, shape.chunk_tokens)};
+}
+
+inline bool has_hot_rows(const engram_hot_rows& hot) {
+  return hot.num_buckets > 0 || hot.adaptive.num_buckets > 0;
+}
+
+#if ENGRAM_CUDA
+//! Writes the hot rows of all columns and, unless they are to be marked, whatever else there is to
+//! write, out of the table; rows that come from there are kept in the adaptive part.
+cudaError_t lookup_hot(const engram_lookup_args& args, const HotMarks& marks, cudaStream_t stream);
+
+//! Sorts the ids of each segment and writes its runs, in which rows are left out that are marked.
 cudaError_t make_runs(const engram_lookup_args& args, const SegmentShape& shape,
                       const RunArrays& arrays, cudaStream_t stream);
 
-//! Reads the rows of all runs, num_blocks blocks walking through them together, and writes them in
-//! args.form.
+//! Reads the rows of all runs, num_blocks blocks walking through them together, writes them in
+//! args.form and keeps them in the adaptive part.
 cudaError_t read_runs(const engram_lookup_args& args, const SegmentShape& shape,
                       const RunArrays& arrays, int num_blocks, cudaStream_t stream);
 

@@ -132,7 +132,7 @@ cudaError_t GatherLane::enqueue_part(const engram_lookup_args& part, cudaStream_
   const RunArrays arrays = run_arrays(shape, workspace_.get());
   Part* const told = part_of(shape, part.first_row - first_row_);
   cudaError_t code = cudaSuccess;
-  if (part.hot.num_buckets > 0) code = lookup_hot(part, true, stream);
+  if (has_hot_rows(part.hot)) code = lookup_hot(part, hot_marks(shape, arrays), stream);
   if (code == cudaSuccess) code = make_runs(part, shape, arrays, stream);
   if (code == cudaSuccess) {
     code = cudaMemcpyAsync(runs_, arrays.runs, static_cast<size_t>(runs_bytes(shape)),

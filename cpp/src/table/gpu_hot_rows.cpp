@@ -51,7 +51,7 @@ void ask(int device, const DeviceBytes& from, std::vector<HotCounts>* counts) {
 }  // namespace
 
 engram_hot_rows GpuHotRows::on_device(int device) {
-  if (buckets_.empty()) return {};
+  if (buckets_.empty() && num_adaptive_buckets_ == 0) return {};
   require_cuda(device);
   const Copy* copy = find(device);
   if (copy == nullptr) {
@@ -64,11 +64,16 @@ engram_hot_rows GpuHotRows::on_device(int device) {
     }
     copy = find(device);
   }
-  return {.keys = reinterpret_cast<const int32_t*>(copy->keys.get()),
-          .values = copy->values.get(),
-          .scales = copy->scales.get(),
-          .counts = reinterpret_cast<uint64_t*>(copy->counts.get()),
-          .num_buckets = static_cast<int64_t>(buckets_.size())};
+  const auto& [fixed, adaptive, counts] = *copy;
+  return {.keys = reinterpret_cast<const int32_t*>(fixed.index.get()),
+          .values = fixed.values.get(),
+          .scales = fixed.scales.get(),
+          .counts = reinterpret_cast<uint64_t*>(counts.get()),
+          .num_buckets = static_cast<int64_t>(buckets_.size()),
+          .adaptive = {.slots = reinterpret_cast<uint64_t*>(adaptive.index.get()),
+                       .values = adaptive.values.get(),
+                       .scales = adaptive.scales.get(),
+                       .num_buckets = num_adaptive_buckets_}};
 }
 
 const GpuHotRows::Copy* GpuHotRows::find(int device) const {
@@ -77,21 +82,42 @@ const GpuHotRows::Copy* GpuHotRows::find(int device) const {
   return found == copies_.end() ? nullptr : &found->second;
 }
 
-GpuHotRows::Copy GpuHotRows::copy_to(int device) const {
+GpuHotRows::Part GpuHotRows::part_on(int device, int64_t num_rows, int64_t index_bytes) const {
+  if (num_rows == 0) return {};
   const std::string what = source_.label + ": hot rows";
-  const int64_t scale_bytes = row_offset(capacity(), scales_per_row(source_.head_dim));
-  const auto num_buckets = static_cast<int64_t>(buckets_.size());
-  Copy copy{.keys = {device, row_offset(num_buckets, sizeof(HotBucket)), what},
-            .values = {device, row_offset(capacity(), source_.head_dim), what},
-            .scales = {},
-            .counts = {device, count_bytes(), what}};
-  if (source_.scales != nullptr) copy.scales = {device, scale_bytes, what};
-  fill(copy, concat(what, ": their way to GPU ", pci_bus_id(device)));
+  Part part{.index = {device, index_bytes, what},
+            .values = {device, row_offset(num_rows, source_.head_dim), what},
+            .scales = {}};
+  if (source_.scales != nullptr) {
+    part.scales = {device, row_offset(num_rows, scales_per_row(source_.head_dim)), what};
+  }
+  return part;
+}
+
+GpuHotRows::Copy GpuHotRows::copy_to(int device) const {
+  Copy copy{.fixed = part_on(device, capacity(), row_offset(capacity(), sizeof(int32_t))),
+            .adaptive = part_on(device, adaptive_capacity(),
+                                row_offset(adaptive_capacity(), sizeof(uint64_t))),
+            .counts = {device, count_bytes(), source_.label + ": hot rows"}};
+  fill(copy, concat(source_.label, ": hot rows: their way to GPU ", pci_bus_id(device)));
   return copy;
 }
 
 void GpuHotRows::fill(const Copy& copy, const std::string& what) const {
   const Stream stream = make_stream(what.c_str());
+  const auto set = [&](const DeviceBytes& bytes, int value, int64_t num_bytes) {
+    if (num_bytes == 0) return;
+    check_cuda(cudaMemsetAsync(bytes.get(), value, static_cast<size_t>(num_bytes), stream.get()),
+               what.c_str());
+  };
+  static_assert(kEmptySlot == ~uint64_t{0});
+  set(copy.adaptive.index, 0xFF, row_offset(adaptive_capacity(), sizeof(uint64_t)));
+  set(copy.counts, 0, count_bytes());
+  if (capacity() > 0) fill_fixed(copy.fixed, stream.get(), what);
+  check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
+}
+
+void GpuHotRows::fill_fixed(const Part& part, cudaStream_t stream, const std::string& what) const {
   const int num_scales = source_.scales == nullptr ? 0 : scales_per_row(source_.head_dim);
   const int64_t values_bytes = row_offset(kPieceRows, source_.head_dim);
   const PinnedBytes staged =
@@ -109,19 +135,15 @@ void GpuHotRows::fill(const Copy& copy, const std::string& what) const {
         if (num_scales > 0) copy_row(source_.scales, row, num_scales, scales, i);
       }
     });
-    copy_up(copy.values.get() + row_offset(begin, source_.head_dim), values,
-            row_offset(count, source_.head_dim), stream.get(), what);
+    copy_up(part.values.get() + row_offset(begin, source_.head_dim), values,
+            row_offset(count, source_.head_dim), stream, what);
     if (num_scales > 0) {
-      copy_up(copy.scales.get() + row_offset(begin, num_scales), scales,
-              row_offset(count, num_scales), stream.get(), what);
+      copy_up(part.scales.get() + row_offset(begin, num_scales), scales,
+              row_offset(count, num_scales), stream, what);
     }
-    check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
+    check_cuda(cudaStreamSynchronize(stream), what.c_str());
   }
-  copy_up(copy.keys.get(), keys, row_offset(capacity(), sizeof(int32_t)), stream.get(), what);
-  check_cuda(
-      cudaMemsetAsync(copy.counts.get(), 0, static_cast<size_t>(count_bytes()), stream.get()),
-      what.c_str());
-  check_cuda(cudaStreamSynchronize(stream.get()), what.c_str());
+  copy_up(part.index.get(), keys, row_offset(capacity(), sizeof(int32_t)), stream, what);
 }
 
 int64_t GpuHotRows::count_bytes() const {
@@ -130,10 +152,12 @@ int64_t GpuHotRows::count_bytes() const {
 
 int64_t GpuHotRows::num_bytes() const {
   const int num_scales = source_.scales == nullptr ? 0 : scales_per_row(source_.head_dim);
-  const int64_t row_bytes = source_.head_dim + num_scales + int64_t{sizeof(int32_t)};
+  const int row_bytes = source_.head_dim + num_scales;
+  const int64_t gpu_bytes = row_offset(capacity(), row_bytes + int64_t{sizeof(int32_t)}) +
+                            row_offset(adaptive_capacity(), row_bytes + int64_t{sizeof(uint64_t)}) +
+                            count_bytes();
   const std::lock_guard lock(mutex_);
-  return row_offset(static_cast<int64_t>(copies_.size()),
-                    row_offset(capacity(), row_bytes) + count_bytes());
+  return row_offset(static_cast<int64_t>(copies_.size()), gpu_bytes);
 }
 
 std::vector<HotCounts> GpuHotRows::counts() const {
@@ -151,6 +175,7 @@ std::vector<HotCounts> GpuHotRows::counts() const {
     for (size_t i = 0; i < sums.size(); ++i) {
       sums[i].num_asked += last[i].num_asked;
       sums[i].num_found += last[i].num_found;
+      sums[i].num_adaptive += last[i].num_adaptive;
     }
   }
   return sums;

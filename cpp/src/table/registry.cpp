@@ -127,8 +127,9 @@ void TableRegistry::serve(const Bindings& bindings, const std::string& name,
                  "table '", table,
                  "': expected placement host, scales with_rows and memory memfd, ",
                  "shm or cumem for a keeper, found others");
-    ENGRAM_CHECK(options.hot_rows.empty(), "table '", table,
-                 "': hot_rows: expected of who binds with memory keeper, found it of the keeper");
+    ENGRAM_CHECK(options.hot_rows.empty() && options.hot_adaptive == 0, "table '", table,
+                 "': ", options.hot_rows.empty() ? "hot_gib" : "hot_rows",
+                 ": expected of who binds with memory keeper, found it of the keeper");
     ENGRAM_CHECK(options.numa.kind != NumaPolicy::kGpu, "table '", table,
                  "': numa: expected a policy of one copy for a keeper, which holds each table ",
                  "once for all GPUs, found gpu");

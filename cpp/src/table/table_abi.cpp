@@ -46,18 +46,22 @@ void fill(const TableView& view, const TableInfo& info, engram_lookup_args* args
 nlohmann::ordered_json describe_hot(const GpuHotRows& hot, const TableInfo& info) {
   nlohmann::ordered_json asked = nlohmann::ordered_json::object();
   nlohmann::ordered_json found = nlohmann::ordered_json::object();
+  nlohmann::ordered_json adaptive = nlohmann::ordered_json::object();
   const std::vector<HotCounts> counts = hot.counts();
   for (size_t i = 0; i < counts.size(); ++i) {
     const int order = 2 + (info.first_column + static_cast<int>(i)) / info.num_heads;
     const std::string key = std::to_string(order);
     asked[key] = asked.value(key, uint64_t{0}) + counts[i].num_asked;
     found[key] = found.value(key, uint64_t{0}) + counts[i].num_found;
+    adaptive[key] = adaptive.value(key, uint64_t{0}) + counts[i].num_adaptive;
   }
   return {{"num_rows", hot.num_rows()},
           {"capacity", hot.capacity()},
+          {"adaptive_capacity", hot.adaptive_capacity()},
           {"num_bytes", hot.num_bytes()},
           {"asked", asked},
-          {"found", found}};
+          {"found", found},
+          {"adaptive_found", adaptive}};
 }
 
 nlohmann::ordered_json describe(const Table& table) {

@@ -317,7 +317,7 @@ std::shared_ptr<DiskReader> TableBuild::make_reader() const {
 }
 
 std::shared_ptr<GpuHotRows> TableBuild::make_hot_rows() const {
-  if (options_.hot_rows.empty()) return nullptr;
+  if (options_.hot_rows.empty() && options_.hot_adaptive == 0) return nullptr;
   const HostMemory* const scales = arrays_[1].host ? arrays_[1].host->host_memory() : nullptr;
   const HotSource source{.label = name_,
                          .values = arrays_[0].host->memory().data(),
@@ -328,10 +328,16 @@ std::shared_ptr<GpuHotRows> TableBuild::make_hot_rows() const {
   std::copy_if(hot_ids_.begin(), hot_ids_.end(), std::back_inserter(ids), [&](int32_t id) {
     return id >= info_.first_row && id < info_.first_row + info_.num_rows;
   });
-  const int64_t slot_bytes = info_.head_dim + int64_t{sizeof(int32_t)} +
-                             (scales != nullptr ? scales_per_row(info_.head_dim) : 0);
-  return std::make_shared<GpuHotRows>(source,
-                                      make_hot_buckets(ids, hot_bytes(options_) / slot_bytes));
+  const int row_bytes = info_.head_dim + (scales != nullptr ? scales_per_row(info_.head_dim) : 0);
+  const int64_t num_bytes = hot_bytes(options_);
+  const auto adaptive_bytes =
+      static_cast<int64_t>(static_cast<double>(num_bytes) * options_.hot_adaptive);
+  const int64_t bucket_bytes = row_offset(kAdaptiveWays, row_bytes + int64_t{sizeof(uint64_t)});
+  // More find no rows to keep.
+  const int64_t roomy = ceil_div(2 * info_.num_rows, kAdaptiveWays);
+  const int64_t num_adaptive = std::min({roomy, adaptive_bytes / bucket_bytes, int64_t{INT32_MAX}});
+  const int64_t max_slots = (num_bytes - adaptive_bytes) / (row_bytes + int64_t{sizeof(int32_t)});
+  return std::make_shared<GpuHotRows>(source, make_hot_buckets(ids, max_slots), num_adaptive);
 }
 
 }  // namespace engram

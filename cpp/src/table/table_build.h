@@ -91,7 +91,7 @@ class TableBuild {
   void attach_kept(const Seat& seat);
   //! Null but for placement disk.
   std::shared_ptr<DiskReader> make_reader() const;
-  //! Null where the options have no hot_rows.
+  //! Null where the options have neither hot_rows nor hot_adaptive.
   std::shared_ptr<GpuHotRows> make_hot_rows() const;
 
   std::string name_;

@@ -150,12 +150,20 @@ void read_hot(const Keys& keys, TableOptions* options) {
   ENGRAM_CHECK(options->hot_rows.empty() || options->placement == Placement::kHost, keys.where(),
                ": hot_rows: expected with placement host, found ",
                placement_name(options->placement));
-  ENGRAM_CHECK(
-      !keys.has("hot_gib") || options->placement == Placement::kDisk || !options->hot_rows.empty(),
-      keys.where(), ": hot_gib: expected with placement disk or with hot_rows, found ",
-      placement_name(options->placement));
+  const bool on_host = options->placement == Placement::kHost;
+  ENGRAM_CHECK(!keys.has("hot_gib") || on_host || options->placement == Placement::kDisk,
+               keys.where(), ": hot_gib: expected with placement host or disk, found ",
+               placement_name(options->placement));
   options->hot_gib =
       keys.number("hot_gib", 0, kMaxGib, "GiB, 0 to 65536").value_or(options->hot_gib);
+  ENGRAM_CHECK(!keys.has("hot_adaptive") || !options->hot_rows.empty(), keys.where(),
+               ": hot_adaptive: expected with hot_rows, without which all is adaptive");
+  if (!options->hot_rows.empty()) {
+    options->hot_adaptive =
+        keys.number("hot_adaptive", 0, 1, "a share, 0 to 1").value_or(options->hot_adaptive);
+  } else if (on_host && keys.has("hot_gib")) {
+    options->hot_adaptive = 1;
+  }
 }
 
 //! What does not go with placement disk, or with no other.
@@ -179,8 +187,8 @@ TableOptions read_table(const toml::table& table, const std::string& where,
                         const std::string& folder) {
   const Keys keys(table, where, folder);
   keys.check_known({"store", "checkpoint", "layer", "placement", "scales", "hot_gib", "hot_rows",
-                    "gather_threads", "memory", "pages", "numa", "verify", "formula_seed", "heads",
-                    "expect_content"});
+                    "hot_adaptive", "gather_threads", "memory", "pages", "numa", "verify",
+                    "formula_seed", "heads", "expect_content"});
   TableOptions options;
   options.store = keys.path("store");
   ENGRAM_CHECK(!options.store.empty(), where, ": store: expected a folder, found none");

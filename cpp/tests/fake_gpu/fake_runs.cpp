@@ -87,7 +87,7 @@ void read_segment(const engram_lookup_args& args, const SegmentShape& shape,
 
 }  // namespace
 
-cudaError_t lookup_hot(const engram_lookup_args&, bool, cudaStream_t) {
+cudaError_t lookup_hot(const engram_lookup_args&, const HotMarks&, cudaStream_t) {
   return cudaErrorNotSupported;
 }
 

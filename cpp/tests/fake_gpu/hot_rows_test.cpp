@@ -17,6 +17,7 @@ constexpr int kHeadDim = 64;
 constexpr int kNumScales = kHeadDim / kScaleBlock;
 constexpr int64_t kNumRows = 300000;
 constexpr int kColumns = 3;
+constexpr int64_t kAdaptiveBuckets = 100;
 
 struct Rows {
   std::vector<uint8_t> values = std::vector<uint8_t>(kNumRows * kHeadDim);
@@ -43,7 +44,7 @@ TEST_CASE("hot rows: each GPU has the rows' bytes where lookups find them") {
   fake::machine().visible = {"0000:1B:00.0", "0000:3B:00.0"};
   const Rows rows(80000);  // more than a piece of the way
   for (const bool with_scales : {true, false}) {
-    GpuHotRows hot(rows.source(with_scales), make_hot_buckets(rows.ids, 100000));
+    GpuHotRows hot(rows.source(with_scales), make_hot_buckets(rows.ids, 100000), kAdaptiveBuckets);
     CHECK(hot.num_bytes() == 0);
     CHECK(hot.num_rows() > 50000);
     CHECK(hot.capacity() <= 100000);
@@ -63,15 +64,28 @@ TEST_CASE("hot rows: each GPU has the rows' bytes where lookups find them") {
       }
       CHECK(num_found == hot.num_rows());
       CHECK((there.scales != nullptr) == with_scales);
-      there.counts[2 * device] += 5;
-      there.counts[2 * device + 1] += 2;
-      there.counts[2 * 2] += 1;
-      const int64_t row_bytes = kHeadDim + (with_scales ? kNumScales : 0) + 4;
-      CHECK(hot.num_bytes() == (device + 1) * (hot.capacity() * row_bytes + kColumns * 16));
+      const engram_adaptive_rows& adaptive = there.adaptive;
+      REQUIRE(adaptive.num_buckets == kAdaptiveBuckets);
+      CHECK(hot.adaptive_capacity() == kAdaptiveBuckets * kAdaptiveWays);
+      for (int64_t i = 0; i < hot.adaptive_capacity(); ++i) {
+        REQUIRE(adaptive.slots[i] == kEmptySlot);
+        memset(adaptive.values + row_offset(i, kHeadDim), 1, kHeadDim);
+        if (with_scales) memset(adaptive.scales + row_offset(i, kNumScales), 1, kNumScales);
+      }
+      CHECK((adaptive.scales != nullptr) == with_scales);
+      there.counts[3 * device] += 5;
+      there.counts[3 * device + 1] += 2;
+      there.counts[3 * device + 2] += 1;
+      there.counts[3 * 2] += 1;
+      const int64_t row_bytes = kHeadDim + (with_scales ? kNumScales : 0);
+      const int64_t gpu_bytes = hot.capacity() * (row_bytes + 4) +
+                                hot.adaptive_capacity() * (row_bytes + 8) + kColumns * 24;
+      CHECK(hot.num_bytes() == (device + 1) * gpu_bytes);
     }
     const std::vector<HotCounts> counts = hot.counts();
     CHECK(counts[0].num_asked == 5);
     CHECK(counts[1].num_found == 2);
+    CHECK(counts[1].num_adaptive == 1);
     CHECK(counts[2].num_asked == 2);
     CHECK(counts[2].num_found == 0);
   }
@@ -80,7 +94,7 @@ TEST_CASE("hot rows: each GPU has the rows' bytes where lookups find them") {
 TEST_CASE("hot rows: a GPU that cannot be asked has the counts that it last told") {
   fake::machine().visible = {"0000:1B:00.0"};
   const Rows rows(1000);
-  GpuHotRows hot(rows.source(true), make_hot_buckets(rows.ids, 1000));
+  GpuHotRows hot(rows.source(true), make_hot_buckets(rows.ids, 1000), 0);
   hot.on_device(0).counts[0] = 5;
   CHECK(hot.counts()[0].num_asked == 5);
   const pid_t child = fork();  // whose parent's CUDA is not its own
@@ -90,10 +104,20 @@ TEST_CASE("hot rows: a GPU that cannot be asked has the counts that it last told
   CHECK(status == 0);
 }
 
+TEST_CASE("hot rows: an adaptive part alone") {
+  fake::machine().visible = {"0000:1B:00.0"};
+  const Rows rows(0);
+  GpuHotRows hot(rows.source(true), {}, 1);
+  const engram_hot_rows there = hot.on_device(0);
+  CHECK(there.num_buckets == 0);
+  CHECK(there.adaptive.num_buckets == 1);
+  CHECK(hot.num_bytes() == kAdaptiveWays * (kHeadDim + kNumScales + 8) + kColumns * 24);
+}
+
 TEST_CASE("hot rows: without room for a bucket there are none, and nothing is taken") {
   fake::machine().visible = {"0000:1B:00.0"};
   const Rows rows(100);
-  GpuHotRows hot(rows.source(true), make_hot_buckets(rows.ids, 7));
+  GpuHotRows hot(rows.source(true), make_hot_buckets(rows.ids, 7), 0);
   CHECK(hot.on_device(0).num_buckets == 0);
   CHECK(hot.num_bytes() == 0);
 }

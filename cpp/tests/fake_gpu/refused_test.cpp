@@ -108,7 +108,7 @@ TEST_CASE("hot rows of a GPU: each call refused") {
                          .head_dim = kHeadDim,
                          .num_columns = 1};
   refuse_each([&] {
-    GpuHotRows hot(source, make_hot_buckets({3, 5, 8}, 64));
+    GpuHotRows hot(source, make_hot_buckets({3, 5, 8}, 64), 4);
     const engram_hot_rows there = hot.on_device(0);
     CHECK(there.num_buckets > 0);
     CHECK(hot.counts()[0].num_found == 0);

@@ -7,7 +7,7 @@
 
 namespace engram {
 
-cudaError_t lookup_hot(const engram_lookup_args&, bool, cudaStream_t) {
+cudaError_t lookup_hot(const engram_lookup_args&, const HotMarks&, cudaStream_t) {
   return cudaErrorNotSupported;
 }
 cudaError_t make_runs(const engram_lookup_args&, const SegmentShape&, const RunArrays&,

@@ -79,6 +79,7 @@ def _keys(args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, di
         "scales",
         "hot_gib",
         "hot_rows",
+        "hot_adaptive",
         "gather_threads",
         "memory",
         "pages",
