@@ -238,6 +238,22 @@ def test_two_streams(host_table, name):
         assert torch.equal(rows.view(torch.int16), expected[turn % 2].view(torch.int16))
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"placement": "device"}, "gather_threads: expected with placement host, found device"),
+        ({"placement": "disk"}, "gather_threads: expected with placement host, found disk"),
+        ({"gather_threads": -1}, "gather_threads: expected 0 to 1024, found -1"),
+        ({"gather_threads": 1025}, "gather_threads: expected 0 to 1024, found 1025"),
+    ],
+    ids=str,
+)
+def test_threads_that_are_refused(made_up_store, options, expected):
+    _, folder = made_up_store
+    with Tables() as tables, pytest.raises(InputError, match=expected):
+        tables.bind("some", folder, layer=1, **{"gather_threads": 2, **options})
+
+
 @every_form
 def test_on_the_cpu(host_table, form):
     config, tables = host_table

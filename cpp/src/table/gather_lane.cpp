@@ -69,6 +69,7 @@ StagedRows GatherLane::Part::piece(int index) const {
 }
 
 void GatherLane::Part::begin() noexcept {
+  wait();  // for its last time, where an error then kept the stream from waiting for it
   for (int i = 0; i < num_pieces_; ++i) {
     lane_->flags_[i] = 0;
     units_left_[static_cast<size_t>(i)] = row_offset(piece(i).num_segments, units_per_segment_);

@@ -38,7 +38,7 @@ class GatherLane final : public Lane {
    public:
     //! first_row: of the call, counted from the table's.
     Part(GatherLane* lane, const SegmentShape& shape, int64_t first_row);
-    ~Part() = default;
+    ~Part() { wait(); }
     void begin() noexcept;
     int num_pieces() const { return num_pieces_; }
     //! The segments of a piece.

@@ -9,9 +9,12 @@
 
 namespace engram {
 
-// What is left to wait for are a few instructions of another thread.
-void WorkerPool::Job::wait_until_left() const {
-  while (num_inside_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+// Most often there is nothing to wait for, or a few instructions of another thread.
+void WorkerPool::Job::wait() const {
+  while (num_left_.load(std::memory_order_acquire) != 0 ||
+         num_inside_.load(std::memory_order_acquire) != 0) {
+    std::this_thread::yield();
+  }
 }
 
 WorkerPool::WorkerPool(int num_threads) {
@@ -39,8 +42,9 @@ WorkerPool::~WorkerPool() {
 
 void WorkerPool::start(Job* job, int64_t num_units) noexcept {
   if (num_units == 0) return;
-  job->wait_until_left();
+  job->wait();
   job->num_units_ = num_units;
+  job->num_left_.store(num_units, std::memory_order_relaxed);
   job->next_.store(0, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
@@ -61,6 +65,7 @@ void WorkerPool::work() {
       const int64_t unit = job->next_.fetch_add(1, std::memory_order_relaxed);
       if (unit >= job->num_units_) break;
       job->do_unit(unit);
+      job->num_left_.fetch_sub(1, std::memory_order_release);
     }
     lock.lock();
     if (!jobs_.empty() && jobs_.front() == job) jobs_.pop_front();

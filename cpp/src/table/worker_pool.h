@@ -25,16 +25,18 @@ class WorkerPool {
     Job& operator=(const Job&) = delete;
 
    protected:
-    //! All units have been done, as a derived class knows; waits until no thread looks for more.
-    ~Job() { wait_until_left(); }
+    ~Job() = default;
     virtual void do_unit(int64_t unit) noexcept = 0;
+    //! Until all that was begun is done and no thread has to do with this. For the ends of derived
+    //! classes, and whoever begins the job again.
+    void wait() const;
 
    private:
     friend class WorkerPool;
-    void wait_until_left() const;
 
     int64_t num_units_ = 0;
     std::atomic<int64_t> next_{0};
+    std::atomic<int64_t> num_left_{0};
     std::atomic<int> num_inside_{0};
   };
 
@@ -45,8 +47,8 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  //! Units 0 to num_units - 1, in any order and at the same time. Returns at once. All units of the
-  //! job's last time are done.
+  //! Units 0 to num_units - 1, in any order and at the same time. Returns at once, unless the job's
+  //! last time is not over.
   void start(Job* job, int64_t num_units) noexcept;
 
  private:

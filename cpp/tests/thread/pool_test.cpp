@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -9,18 +8,18 @@
 namespace engram {
 namespace {
 
-//! Counts its units, and knows when all of a time are done.
+//! Counts how often each unit is done.
 class Counting final : public WorkerPool::Job {
  public:
   explicit Counting(int64_t num_units) : done_(static_cast<size_t>(num_units)) {}
+  ~Counting() { wait(); }
 
   void run(WorkerPool* pool) {
-    left_ = num_units();
-    pool->start(this, num_units());
-    while (left_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+    pool->start(this, static_cast<int64_t>(done_.size()));
     ++num_runs_;
   }
   bool is_right() const {
+    wait();
     for (const int64_t count : done_) {
       if (count != num_runs_) return false;
     }
@@ -28,14 +27,11 @@ class Counting final : public WorkerPool::Job {
   }
 
  private:
-  int64_t num_units() const { return static_cast<int64_t>(done_.size()); }
   void do_unit(int64_t unit) noexcept override {
     ++done_[static_cast<size_t>(unit)];  // no other thread has this unit
-    left_.fetch_sub(1, std::memory_order_acq_rel);
   }
 
   std::vector<int64_t> done_;
-  std::atomic<int64_t> left_{0};
   int64_t num_runs_ = 0;
 };
 
