@@ -151,7 +151,7 @@ def test_a_table_in_host_memory(host_table, form, name, num_tokens, device):
 @pytest.mark.parametrize("num_tokens", [1, 31, 129, 255, 1025, 8193, 20000])
 def test_gathered_rows(host_table, form, name, num_tokens):
     """By threads of the CPU, also of few tokens, which AUTO has the GPU read."""
-    config, tables = host_table
+    config, _ = host_table
     ids = some_ids(config, num_tokens + 1, num_tokens)
     view = _native.table_view(name, 0)
     gathered = _native.LookupPath.GATHERED
