@@ -3,7 +3,6 @@
 #include <cudaTypedefs.h>
 
 #include <algorithm>
-#include <climits>
 
 #include "launch.cuh"
 #include "project_kernels.h"
@@ -112,24 +111,21 @@ cudaError_t launch_shape(const engram_project_args& call, int num_blocks, cudaSt
   args.in_features = call.in_features;
   args.out_features = call.out_features;
   const int num_clusters = num_blocks / kClusterBlocks;
-  // Of 16 outputs, in as few rounds as the shape allows.
-  const int64_t num_groups = ceil_div(call.out_features, 16);
-  const int64_t round = num_clusters * kClusterBlocks;
-  const int64_t num_parts = ceil_div(num_groups * 16, round * S::kMaxRows) * round;
-  const int64_t most_groups = S::kIsFixed ? S::kMaxRows / 16 : ceil_div(num_groups, num_parts);
-  const bool is_uneven = !S::kIsFixed && most_groups > 1;
-  args.rows = static_cast<int>(most_groups * 16);
-  args.num_full =
-      is_uneven ? static_cast<int>(num_groups - num_parts * (most_groups - 1)) : INT_MAX;
-  args.num_row_tiles = static_cast<int>(
-      ceil_div(is_uneven ? num_parts : ceil_div(num_groups, most_groups), kClusterBlocks));
+  if (S::kIsFixed) {
+    args.rows = S::kMaxRows;
+  } else {
+    // As few rounds as the shape allows, and the same number of outputs to every block.
+    const int64_t rounds = ceil_div(call.out_features, num_clusters * kClusterBlocks * S::kMaxRows);
+    args.rows = static_cast<int>(
+        16 * ceil_div(call.out_features, rounds * num_clusters * kClusterBlocks * 16));
+  }
+  args.num_row_tiles = static_cast<int>(ceil_div(call.out_features, args.rows * kClusterBlocks));
   args.num_token_tiles = static_cast<int>(ceil_div(call.num_tokens, S::kTokens));
   if constexpr (S::kHasStrips) leave_strips(args, num_clusters);
   split_work<S>(args, num_clusters);
   const int shared_bytes =
       S::num_stages(args.rows) * S::stage_bytes(args.rows) + S::kBufferBytes + kReservedBytes / 2;
   if (!encode_weight<S>(args.weight, call, args.rows) ||
-      (is_uneven && !encode_weight<S>(args.less_weight, call, args.rows - 16)) ||
       (args.num_strips > 0 && !encode_weight<S>(args.strip_weight, call, kStripRows)) ||
       !encode(args.x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, call.x, call.num_tokens,
               call.in_features, S::kInputRows, kInputColumns, CU_TENSOR_MAP_SWIZZLE_128B)) {

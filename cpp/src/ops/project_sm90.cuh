@@ -26,7 +26,6 @@ namespace engram::sm90 {
 //! Outputs and tokens of a block's next sums; num_tokens 0: none.
 struct Tile {
   int first_output;
-  int num_outputs;
   int first_token;
   int num_tokens;
 };
@@ -49,9 +48,7 @@ __device__ Tile find_tile(const Args& args, int piece) {
   const int first_token = token_tile * S::kTokens + offset;
   const int num_left = max(args.num_tokens - first_token, 0);
   size = min(size, static_cast<int>(ceil_div(num_left, S::kStepTokens)) * S::kStepTokens);
-  const int block = in_group / width * kClusterBlocks + cluster_rank();
-  const int num_less = max(block - args.num_full, 0);
-  return {block * args.rows - num_less * 16, args.rows - (block < args.num_full ? 0 : 16),
+  return {static_cast<int>((in_group / width * kClusterBlocks + cluster_rank()) * args.rows),
           first_token, size};
 }
 
@@ -65,14 +62,13 @@ __device__ void produce(const Args& args, const Shared<S>& shared) {
     const Tile tile = find_tile<S>(args, piece);
     if (tile.num_tokens == 0) continue;
     const int half = tile.num_tokens / kClusterBlocks;
-    const uint32_t bytes = tile.num_outputs * S::kInner + tile.num_tokens * S::kInner * 2;
-    const bool is_full = tile.num_outputs == args.rows;
+    const uint32_t bytes = args.rows * S::kInner + tile.num_tokens * S::kInner * 2;
     for (int inner = 0; inner < args.in_features; inner += S::kInner) {
       const uint32_t full = shared.full(ring.stage);
       wait_barrier(shared.empty(ring.stage), ring.parity ^ 1);
       expect_bytes(full, bytes);
-      Weights::load_stage(is_full ? args.weight : args.less_weight, tile.num_outputs, S::kInner,
-                          shared.weights(ring.stage), inner, tile.first_output, full);
+      Weights::load_stage(args.weight, args.rows, S::kInner, shared.weights(ring.stage), inner,
+                          tile.first_output, full);
       for (int k = 0; k < S::kInner; k += kInputColumns) {
         const uint32_t to = shared.inputs(ring.stage) + k * tile.num_tokens * 2;
         for (int t = rank * half; t < (rank + 1) * half; t += S::kInputRows) {
@@ -152,7 +148,7 @@ __device__ void consume(const Args& args, const Shared<S>& shared, const Tile& t
   wait_products<0>();
   if (lane < kClusterBlocks) arrive_at(last_empty, lane);
   store<kTokens>(args, sums, tile.first_output + warp * 16,
-                 min(args.out_features, tile.first_output + tile.num_outputs), tile.first_token,
+                 min(args.out_features, tile.first_output + args.rows), tile.first_token,
                  shared.buffer(warp));
 }
 
@@ -163,24 +159,11 @@ __device__ bool need_two_steps(const Args& args, int warp) {
   if constexpr (Weights::kHasTwoSteps) {
     for (int piece = blockIdx.x / kClusterBlocks; piece < args.num_pieces;
          piece += gridDim.x / kClusterBlocks) {
-      const Tile tile = find_tile<S>(args, piece);
-      const int lane = threadIdx.x % 32;
-      need |= Weights(args, tile.num_outputs, tile.first_output, warp, lane).needs_two_steps();
+      const int output = find_tile<S>(args, piece).first_output;
+      need |= Weights(args, args.rows, output, warp, threadIdx.x % 32).needs_two_steps();
     }
   }
   return need;
-}
-
-//! A warpgroup without outputs: gives the stages back as they come.
-template <typename S>
-__device__ void pass(const Args& args, const Shared<S>& shared, Ring<S>& ring) {
-  const int lane = threadIdx.x % 32;
-  for (int inner = 0; inner < args.in_features; inner += S::kInner) {
-    wait_barrier(shared.full(ring.stage), ring.parity);
-    __syncwarp();
-    if (lane < kClusterBlocks) arrive_at(shared.empty(ring.stage), lane);
-    ring.advance();
-  }
 }
 
 //! Of a tile of at most kTokens tokens.
@@ -188,11 +171,7 @@ template <typename S, typename Weights, bool kTwoSteps, int kTokens = S::kTokens
 __device__ void consume_tile(const Args& args, const Shared<S>& shared, const Tile& tile,
                              Ring<S>& ring) {
   if (tile.num_tokens == kTokens) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (!S::kIsFixed && __any_sync(0xFFFFFFFFu, warp / 4 * 64 >= tile.num_outputs)) {
-      return pass<S>(args, shared, ring);
-    }
-    Weights rows(args, tile.num_outputs, tile.first_output, warp, lane);
+    Weights rows(args, args.rows, tile.first_output, threadIdx.x / 32, threadIdx.x % 32);
     consume<S, Weights, kTokens, kTwoSteps>(args, shared, tile, rows, ring);
   } else if constexpr (kTokens > S::kStepTokens) {
     consume_tile<S, Weights, kTwoSteps, kTokens - S::kStepTokens>(args, shared, tile, ring);

@@ -44,8 +44,7 @@ struct Shape {
   static constexpr int kMaxRows = kWarpgroups_ * 64;
   //! Whether outputs that are too few for another round of tiles are left to strips.
   static constexpr bool kHasStrips = kWarpgroups_ == 3;
-  //! Whether a block always has kMaxRows; else no more than make even rounds, and some have 16
-  //! less.
+  //! Whether a block always has kMaxRows; else no more than make even rounds.
   static constexpr bool kIsFixed = kParts > 1 || kHasStrips;
   //! Tokens of a box of the copy engine: half the smallest tile's or strip's.
   static constexpr int kInputRows = (kHasStrips ? kStripTokens : kStepTokens) / kClusterBlocks;
@@ -66,16 +65,14 @@ struct Shape {
 
 struct Args {
   CUtensorMap weight;        //!< boxes of rows x kWeightColumns, in either layout
-  CUtensorMap less_weight;   //!< the same of 16 rows less
-  CUtensorMap strip_weight;  //!< and of kStripRows
+  CUtensorMap strip_weight;  //!< the same of kStripRows
   CUtensorMap x;             //!< boxes of kInputRows x kInputColumns
   const uint8_t* scale;
   uint16_t* out;
   int num_tokens;
   int in_features;
   int out_features;
-  int rows;           //!< outputs of a block at most, a multiple of 16
-  int num_full;       //!< the first blocks of the row tiles have as many, the others 16 less
+  int rows;           //!< outputs of a block, a multiple of 16
   int num_row_tiles;  //!< of a cluster
   int num_token_tiles;
   int num_whole;  //!< pieces that are whole tiles; all others are parts of the tiles left
