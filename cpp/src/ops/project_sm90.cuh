@@ -83,44 +83,35 @@ __device__ void produce(const Args& args, const Shared<S>& shared) {
 }
 
 //! A warpgroup's sums of a tile of kTokens tokens.
-template <typename S, typename Weights, int kTokens, bool kTwoSteps>
-__device__ void consume(const Args& args, const Shared<S>& shared, const Tile& tile, Weights& rows,
+template <typename S, typename Weights, int kTokens>
+__device__ void consume(const Args& args, const Shared<S>& shared, const Tile& tile,
                         Ring<S>& ring) {
   constexpr int kSteps = S::kInner / 16;
   constexpr int kGroup = S::kGroup, kBuffers = S::kPending + 1;
   // Of a product: it must fit the registers that the block starts with.
   constexpr int kColumns = S::kIsTight ? kTokens / 2 : kTokens;
-  static_assert(kSteps / kGroup % kBuffers == 0 && kSteps / kGroup % S::kRawGroups == 0,
-                "operands and what they are made of take turns");
+  static_assert(kSteps / kGroup % kBuffers == 0, "operands take turns");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Weights rows(args, args.rows, tile.first_output, warp, lane);
   float sums[kTokens / 2] = {};
-  typename Weights::Raw raw[S::kRawGroups];
+  typename Weights::Raw raw;
   Operands<S> weights[kBuffers];
   uint32_t last_empty = 0;
-  rows.prepare_scales(0);
   wait_barrier(shared.full(ring.stage), ring.parity);
-  rows.load(shared.weights(ring.stage), 0, 0, raw[0]);
+  rows.load(shared.weights(ring.stage), 0, raw);
   for (int inner = 0; inner < args.in_features; inner += S::kInner) {
+    rows.prepare_scales(inner / kScaleBlock);
     const uint32_t stage_weights = shared.weights(ring.stage);
     const uint64_t inputs = swizzled_matrix(shared.inputs(ring.stage));
     const uint32_t empty = shared.empty(ring.stage);
 #pragma unroll
     for (int step = 0; step < kSteps; step += kGroup) {
-      const int next = step + kGroup;
-      const auto load_next = [&] {
-        if (next < kSteps) {
-          rows.load(stage_weights, next, inner / kScaleBlock + next / 2,
-                    raw[next / kGroup % S::kRawGroups]);
-        }
-      };
-      if (S::kRawGroups == 2) load_next();
       wait_products<S::kPending>();  // those before have read their operands
       if (step == kGroup * S::kPending && last_empty != 0 && lane < kClusterBlocks) {
         arrive_at(last_empty, lane);
       }
       Operands<S>& group = weights[step / kGroup % kBuffers];
-      Weights::template dequantize<kTwoSteps>(raw[step / kGroup % S::kRawGroups], group);
-      fence_operands(group);
+      rows.dequantize(raw, inner / kScaleBlock + step / 2, group);
       fence_products();
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
@@ -133,14 +124,14 @@ __device__ void consume(const Args& args, const Shared<S>& shared, const Tile& t
         }
       }
       commit_products();
-      if (S::kRawGroups == 1) load_next();
-      if (next < kSteps) continue;
+      if (step + kGroup < kSteps) {
+        rows.load(stage_weights, step + kGroup, raw);
+        continue;
+      }
       ring.advance();
       if (inner + S::kInner < args.in_features) {
-        const int block = (inner + S::kInner) / kScaleBlock;
-        rows.prepare_scales(block);
         wait_barrier(shared.full(ring.stage), ring.parity);
-        rows.load(shared.weights(ring.stage), 0, block, raw[0]);
+        rows.load(shared.weights(ring.stage), 0, raw);
       }
     }
     last_empty = empty;
@@ -152,42 +143,15 @@ __device__ void consume(const Args& args, const Shared<S>& shared, const Tile& t
                  shared.buffer(warp));
 }
 
-//! Whether a scale of the warp's rows in any tile asks for two products a weight.
-template <typename S, typename Weights>
-__device__ bool need_two_steps(const Args& args, int warp) {
-  bool need = false;
-  if constexpr (Weights::kHasTwoSteps) {
-    for (int piece = blockIdx.x / kClusterBlocks; piece < args.num_pieces;
-         piece += gridDim.x / kClusterBlocks) {
-      const int output = find_tile<S>(args, piece).first_output;
-      need |= Weights(args, args.rows, output, warp, threadIdx.x % 32).needs_two_steps();
-    }
-  }
-  return need;
-}
-
 //! Of a tile of at most kTokens tokens.
-template <typename S, typename Weights, bool kTwoSteps, int kTokens = S::kTokens>
+template <typename S, typename Weights, int kTokens = S::kTokens>
 __device__ void consume_tile(const Args& args, const Shared<S>& shared, const Tile& tile,
                              Ring<S>& ring) {
   if (tile.num_tokens == kTokens) {
-    Weights rows(args, args.rows, tile.first_output, threadIdx.x / 32, threadIdx.x % 32);
-    consume<S, Weights, kTokens, kTwoSteps>(args, shared, tile, rows, ring);
+    consume<S, Weights, kTokens>(args, shared, tile, ring);
   } else if constexpr (kTokens > S::kStepTokens) {
-    consume_tile<S, Weights, kTwoSteps, kTokens - S::kStepTokens>(args, shared, tile, ring);
+    consume_tile<S, Weights, kTokens - S::kStepTokens>(args, shared, tile, ring);
   }
-}
-
-//! All of the block. A warpgroup takes one form of the products for all, and the choice is out
-//! here: where it is made for each tile, the compiler lets no product run on.
-template <typename S, typename Weights, bool kTwoSteps>
-__device__ void consume_tiles(const Args& args, const Shared<S>& shared) {
-  Ring<S> ring{shared};
-  for (int piece = blockIdx.x / kClusterBlocks; piece < args.num_pieces;
-       piece += gridDim.x / kClusterBlocks) {
-    consume_tile<S, Weights, kTwoSteps>(args, shared, find_tile<S>(args, piece), ring);
-  }
-  if constexpr (S::kHasStrips) consume_strips<S, Weights>(args, shared, ring);
 }
 
 #endif
@@ -200,7 +164,6 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   __shared__ uint64_t barriers[2 * kMaxStages];
   const Shared<S> shared(args, dynamic_shared, barriers);
   const int warp = threadIdx.x / 32;
-  const bool needs_two_steps = warp < S::kConsumerWarps && need_two_steps<S, Weights>(args, warp);
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < shared.num_stages(); ++i) {
@@ -218,11 +181,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     __syncwarp();
   } else {
     take_registers<S::kConsumerRegisters>();
-    if (Weights::kHasTwoSteps && any_of_warpgroup(needs_two_steps, warp / 4)) {
-      consume_tiles<S, Weights, true>(args, shared);
-    } else {
-      consume_tiles<S, Weights, false>(args, shared);
+    Ring<S> ring{shared};
+    for (int piece = blockIdx.x / kClusterBlocks; piece < args.num_pieces;
+         piece += gridDim.x / kClusterBlocks) {
+      const Tile tile = find_tile<S>(args, piece);
+      consume_tile<S, Weights>(args, shared, tile, ring);
     }
+    if constexpr (S::kHasStrips) consume_strips<S, Weights>(args, shared, ring);
   }
   cluster_sync();  // no block may go while the other still writes to it
 #endif

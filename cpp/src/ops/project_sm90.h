@@ -39,8 +39,6 @@ struct Shape {
   static constexpr bool kIsTight = kTokens / 2 + 24 + 16 > kConsumerRegisters;
   static constexpr int kGroup = kIsTight ? 1 : 2;    //!< products that start together
   static constexpr int kPending = kIsTight ? 0 : 1;  //!< groups that run on
-  //! Groups whose weights are in registers as they come: of few tokens, the next one's too.
-  static constexpr int kRawGroups = kTokens <= 64 ? 2 : 1;
   static constexpr int kMaxRows = kWarpgroups_ * 64;
   //! Whether outputs that are too few for another round of tiles are left to strips.
   static constexpr bool kHasStrips = kWarpgroups_ == 3;

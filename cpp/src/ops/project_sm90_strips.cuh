@@ -65,10 +65,7 @@ __device__ void add_strip_stage(Weights& rows, uint32_t weights, uint32_t inputs
     const int buffer = first / kSteps % 2;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (i % S::kGroup == 0) {
-        rows.load(weights, first + i, inner / kScaleBlock + (first + i) / 2,
-                  raw[buffer][i / S::kGroup]);
-      }
+      if (i % S::kGroup == 0) rows.load(weights, first + i, raw[buffer][i / S::kGroup]);
       const int k = (first + i) * 16;
       const int chunk = (k % kInputColumns / 8 + lane / 8 % 2) ^ lane % 8;
       load_matrices(columns[buffer][i], row + k / kInputColumns * kStripTokens * 128 + chunk * 16);
@@ -82,8 +79,8 @@ __device__ void add_strip_stage(Weights& rows, uint32_t weights, uint32_t inputs
 #pragma unroll
     for (int i = 0; i < kSteps; i += S::kGroup) {
       Operands<S> operands;
-      Weights::template dequantize<Weights::kHasTwoSteps>(raw[first / kSteps % 2][i / S::kGroup],
-                                                          operands);
+      rows.template dequantize<false>(raw[first / kSteps % 2][i / S::kGroup],
+                                      inner / kScaleBlock + (first + i) / 2, operands);
 #pragma unroll
       for (int j = 0; j < S::kGroup; ++j) {
         const uint32_t (&b)[4] = columns[first / kSteps % 2][i + j];

@@ -21,14 +21,6 @@ namespace engram::sm90 {
 template <typename S>
 using Operands = uint32_t[S::kGroup][4];
 
-//! All of them are made before the products begin: the compiler otherwise makes some in between,
-//! and then lets no product run on.
-template <int kSteps>
-__device__ __forceinline__ void fence_operands(uint32_t (&operands)[kSteps][4]) {
-#pragma unroll
-  for (int i = 0; i < kSteps * 4; ++i) asm volatile("" : "+r"(operands[i / 4][i % 4])::"memory");
-}
-
 //! The scales of a warp's rows, 32 at a time: a lane holds one, and has one of the next 32 on its
 //! way.
 class RowScales {
@@ -43,15 +35,6 @@ class RowScales {
     const uint8_t scale = next_;
     next_ = load(block + 32);
     return scale;
-  }
-
-  //! The largest of this lane's scales of the rows.
-  __device__ int most() const {
-    int most = 0;
-    for (int block = 0; block < args_.in_features / kScaleBlock; block += 32) {
-      most = max(most, load(block));
-    }
-    return most;
   }
 
  private:
@@ -78,10 +61,7 @@ __device__ __forceinline__ int first_row_of(int num_rows, int warp) {
 template <typename S>
 class RowMajorWeights {
  public:
-  struct Raw {
-    uint16_t pairs[S::kGroup][4];  //!< of FP8 values
-    uint32_t scale;
-  };
+  using Raw = uint16_t[S::kGroup][4];  //!< pairs of FP8 values
 
   __device__ static void load_stage(const CUtensorMap& weight, int num_rows, int num_inner,
                                     uint32_t to, int inner, int first_output, uint32_t barrier) {
@@ -99,12 +79,8 @@ class RowMajorWeights {
     box_bytes_ = num_rows * S::kWeightColumns;
   }
 
-  static constexpr bool kHasTwoSteps = false;
-  __device__ bool needs_two_steps() const { return false; }
-
-  //! Of the group of steps of the stage whose first is `step`, in scale block `block` of the row.
-  __device__ void load(uint32_t stage_weights, int step, int block, Raw& raw) const {
-    raw.scale = __shfl_sync(0xFFFFFFFFu, scale_, block % 32);
+  //! Of the group of steps of the stage whose first is `step`.
+  __device__ void load(uint32_t stage_weights, int step, Raw& raw) const {
 #pragma unroll
     for (int j = 0; j < S::kGroup; ++j) {
       const int k = (step + j) * 16;
@@ -112,7 +88,7 @@ class RowMajorWeights {
           (stage_weights + k / S::kWeightColumns * box_bytes_ + offset_) ^ k % S::kWeightColumns;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        raw.pairs[j][i] = load_shared_u16(from + i % 2 * 8 * S::kWeightColumns + i / 2 * 8);
+        raw[j][i] = load_shared_u16(from + i % 2 * 8 * S::kWeightColumns + i / 2 * 8);
       }
     }
   }
@@ -122,11 +98,13 @@ class RowMajorWeights {
     if (block % 32 == 0) scale_ = bf16x2_from_e8m0(scales_.take(block));
   }
 
-  template <bool kTwoSteps>
-  __device__ static void dequantize(const Raw& raw, Operands<S>& weights) {
+  //! A group of scale block `block` of the row; blocks come in order.
+  template <bool kBranches = true>
+  __device__ void dequantize(const Raw& raw, int block, Operands<S>& weights) const {
+    const uint32_t scale = __shfl_sync(0xFFFFFFFFu, scale_, block % 32);
 #pragma unroll
     for (int i = 0; i < 4 * S::kGroup; ++i) {
-      weights[i / 4][i % 4] = scaled_pair(raw.pairs[i / 4][i % 4], raw.scale);
+      weights[i / 4][i % 4] = scaled_pair(raw[i / 4][i % 4], scale);
     }
   }
 
@@ -163,10 +141,7 @@ class RowMajorWeights {
 template <typename S>
 class Sm90V1Weights {
  public:
-  struct Raw {
-    uint32_t words[2 * S::kGroup];
-    uint32_t factor;
-  };
+  using Raw = uint32_t[2 * S::kGroup];
 
   __device__ static void load_stage(const CUtensorMap& weight, int num_rows, int num_inner,
                                     uint32_t to, int inner, int first_output, uint32_t barrier) {
@@ -182,49 +157,52 @@ class Sm90V1Weights {
         offset_(first_row_of(num_rows, warp) * S::kWeightColumns + lane * 16),
         box_bytes_(num_rows * S::kWeightColumns) {}
 
-  static constexpr bool kHasTwoSteps = true;
-  //! Whether a scale of the rows is one for which dequantize takes two products.
-  __device__ bool needs_two_steps() const { return scales_.most() > kMaxFoldedScale; }
-
-  __device__ void load(uint32_t stage_weights, int step, int block, Raw& raw) const {
-    raw.factor = __shfl_sync(0xFFFFFFFFu, factor_, block % 32);
+  __device__ void load(uint32_t stage_weights, int step, Raw& raw) const {
     const int k = step / 2 * kScaleBlock;
     load_shared(stage_weights + k / S::kWeightColumns * box_bytes_ + offset_ +
                     k % S::kWeightColumns * 16 + step % 2 * 8,
-                raw.words);
+                raw);
   }
 
   __device__ void prepare_scales(int block) {
     if (block % 32 == 0) factor_ = factor_of(scales_.take(block));
   }
 
-  //! Without kTwoSteps for scales that do not need them alone.
-  template <bool kTwoSteps>
-  __device__ static void dequantize(const Raw& raw, Operands<S>& weights) {
-    const uint32_t first = raw.factor & kTwoStepsBit ? kTwoTo120Pair : kOnePair;
-    const uint32_t factor = kTwoSteps ? raw.factor & ~kTwoStepsBit : raw.factor;
-    const auto scaled = [&](uint32_t pair) {
-      return multiply_bf16x2(kTwoSteps ? multiply_bf16x2(pair, first) : pair, factor);
-    };
+  //! Without branches, one more product each, steps can overlap.
+  template <bool kBranches = true>
+  __device__ void dequantize(const Raw& raw, int block, Operands<S>& weights) const {
+    const uint32_t factor = __shfl_sync(0xFFFFFFFFu, factor_, block % 32);
 #pragma unroll
     for (int i = 0; i < 2 * S::kGroup; ++i) {
-      const uint32_t word = raw.words[i];
-      weights[i / 2][i % 2 * 2] = scaled(word & 0x87F087F0u);
-      weights[i / 2][i % 2 * 2 + 1] = scaled((word << 4 & 0x80F080F0u) | (word >> 4 & 0x07000700u));
+      weights[i / 2][i % 2 * 2] = raw[i] & 0x87F087F0u;
+      weights[i / 2][i % 2 * 2 + 1] = (raw[i] << 4 & 0x80F080F0u) | (raw[i] >> 4 & 0x07000700u);
+    }
+    if (!kBranches || factor & kTwoSteps) {
+      const uint32_t first = factor & kTwoSteps ? kTwoTo120Pair : kOnePair;
+#pragma unroll
+      for (int i = 0; i < 4 * S::kGroup; ++i) {
+        weights[i / 4][i % 4] =
+            multiply_bf16x2(multiply_bf16x2(weights[i / 4][i % 4], first), factor & ~kTwoSteps);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4 * S::kGroup; ++i) {
+        weights[i / 4][i % 4] = multiply_bf16x2(weights[i / 4][i % 4], factor);
+      }
     }
   }
 
  private:
   static constexpr int kWordsPerColumn = 2;  //!< 16 rows' bytes, in 8-byte elements of the box
   //! The factor's sign, which none needs: 2^120 comes first, for the product of both overflows.
-  static constexpr uint32_t kTwoStepsBit = 0x80000000u;
+  static constexpr uint32_t kTwoSteps = 0x80000000u;
   static constexpr uint32_t kOnePair = 0x3F803F80u;
 
-  //! 2^120 * 2^(scale-127) as BF16 in both halves, or 2^(scale-127) and kTwoStepsBit. Either way
-  //! one product rounds.
+  //! 2^120 * 2^(scale-127) as BF16 in both halves, or 2^(scale-127) and kTwoSteps. Either way one
+  //! product rounds.
   static __device__ uint32_t factor_of(uint8_t scale) {
     if (scale <= kMaxFoldedScale) return folded_factor_pair(scale);
-    return kTwoStepsBit |
+    return kTwoSteps |
            (scale == kE8m0Nan ? kBf16Nan : static_cast<uint32_t>(scale) << 7) * 0x10001u;
   }
 

@@ -151,21 +151,6 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-//! Whether it holds for any thread of the block's warpgroup `index`; by the last vote the compiler
-//! sees that a warp's threads agree, and what they do then stays in uniform registers.
-__device__ __forceinline__ bool any_of_warpgroup(bool holds, int index) {
-  uint32_t any;
-  asm volatile(
-      "{\n.reg .pred any, own;\n"
-      "setp.ne.u32 own, %1, 0;\n"
-      "barrier.cta.red.or.pred any, %2, 128, own;\n"
-      "selp.u32 %0, 1, 0, any;\n}"
-      : "=r"(any)
-      : "r"(static_cast<uint32_t>(holds)), "r"(index + 1)
-      : "memory");
-  return __any_sync(0xFFFFFFFFu, any != 0);
-}
-
 //! Matrix of BF16 in shared memory with 64 inner values (128 bytes) a row and 128-byte swizzle.
 __device__ __forceinline__ uint64_t swizzled_matrix(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
