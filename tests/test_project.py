@@ -264,6 +264,19 @@ def test_kernels_agree_on_extremes(kernel):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", SM90)
+def test_one_large_scale(kernel):
+    """A scale too large for one product with a weight of sm90_v1, in the rows of one warp."""
+    needs_sm90()
+    rng = np.random.default_rng(12)
+    x = generators.bf16(rng, 33, 768)
+    weight, scale = generators.fp8_weights(rng, 512, 768)
+    scale[3, 5] = 180
+    expected = run(Torch(), x, weight, scale, kernel="generic")
+    np.testing.assert_array_equal(run_sm90_v1(x, weight, scale, kernel), expected)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("scale", range(12, 256))  # below, weights round to -0, sums to 0
 def test_every_weight_in_sm90_v1(scale):
     """All FP8 values but NaN times every scale, where sums have one term."""
