@@ -15,9 +15,10 @@ from .row import num_blocks, packed_row_bytes
 
 # Rows a second that one H200 looks up with thousands of tokens in a call, ids uniform
 # (docs/scaling.md says how they were measured).
-DEVICE_ROWS_PER_S = 3.82e9  # in its own memory
+DEVICE_ROWS_PER_S = 3.78e9  # in its own memory
 PEER_ROWS_PER_S = 1.25e9  # in another GPU's, over NVLink
-HOST_ROWS_PER_S = 45.0e6  # in host memory over PCIe 5, their scales in its own
+# In host memory over PCIe 5, their scales in its own, without CPU threads: their number differs.
+HOST_ROWS_PER_S = 43.5e6
 _HOT_BYTES = 1 << 30  # of a layer on disk: rows that were read before, as hot_gib is by default
 
 

@@ -211,10 +211,14 @@ def result(name):
     return json.loads((ROOT / "docs" / name).read_text())
 
 
-def rows_per_s(name, row):
-    """Of a result with 8192 tokens x 24 rows; those beside several rivals have it in common."""
-    one = next(one for one in result(name) if (one["row"], one["T"]) == (row, 8192))
-    return one["T"] * 24 / (one["ours_us"] * 1e-6)
+def rows_per_s(name, row, path=None):
+    """Of a result with 8192 tokens x 24 rows, by the path that is chosen or by another, which
+    stands beside it as a rival does."""
+    ones = [one for one in result(name) if (one["row"], one["T"]) == (row, 8192)]
+    if path is None:
+        return 8192 * 24 / (ones[0]["ours_us"] * 1e-6)
+    (us,) = [one["rival_us"] for one in ones if one["rival"] == path]
+    return 8192 * 24 / (us * 1e-6)
 
 
 def test_size_stands_on_rates_that_were_measured():
@@ -226,7 +230,7 @@ def test_size_stands_on_rates_that_were_measured():
         [
             rows_per_s("performance.json", "lookup to BF16"),
             peer * 1e9 / 264,
-            rows_per_s("host_table.json", "host lookup to BF16"),
+            rows_per_s("host_table.json", "host lookup to BF16", "sorted, 8"),
         ],
         rel=0.01,
     )
