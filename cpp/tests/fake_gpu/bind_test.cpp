@@ -146,7 +146,7 @@ TEST_CASE("a process alone is told where its thread has chosen a GPU") {
   for (auto& [name, options] : bindings.tables) {
     options.placement = options.scales = Placement::kDevice;
   }
-  machine().visible = {kGpus[0]};
+  machine().visible = {kGpus[0], kGpus[1]};  // as this process has them in other tests
   machine().free_bytes[kGpus[0]] = 100;
   fake::current_context = nullptr;
   CHECK(message_of([&] { bind_rank(bindings, new_group(), 0, 1); }) == "no error");

@@ -233,6 +233,9 @@ cudaError_t cudaHostGetDevicePointer(void** pointer, void* memory, unsigned) {
 cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
   return cudaSuccess;
 }
+cudaError_t cudaMalloc(void**, size_t) { return cudaErrorNotSupported; }
+cudaError_t cudaFree(void*) { return cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t*, size_t*) { return cudaErrorNotSupported; }
 cudaError_t cudaMemsetAsync(void* memory, int byte, size_t num_bytes, cudaStream_t stream) {
   if (!is_capturing(stream)) std::memset(memory, byte, num_bytes);
   return cudaSuccess;
@@ -243,6 +246,7 @@ cudaError_t cudaMemsetAsync(void* memory, int byte, size_t num_bytes, cudaStream
 namespace engram {
 
 OnGpu::OnGpu(int, std::nothrow_t) noexcept {}
+std::string pci_bus_id(int) { return "no bus"; }
 
 cudaError_t lookup_cuda(const engram_lookup_args& args, cudaStream_t stream) {
   last = {last.number + 1, args.values};
