@@ -40,6 +40,21 @@ TEST_CASE("lookup path: sorted for many tokens in host memory, with a workspace"
   CHECK(lookup_path(args) == ENGRAM_LOOKUP_DIRECT);
 }
 
+TEST_CASE("lookup path: gathered for some tokens in host memory, where CPUs may") {
+  engram_lookup_args args = lookup_of(8192);
+  args.values_in_host = 1;
+  args.workspace_bytes = INT64_MAX;
+  args.lanes = &args;
+  CHECK(lookup_path(args) == ENGRAM_LOOKUP_GATHERED);
+  CHECK(lookup_workspace_bytes(args) == 0);
+  args.num_tokens = 255;
+  CHECK(lookup_path(args) == ENGRAM_LOOKUP_DIRECT);
+  args.num_tokens = 256;
+  CHECK(lookup_path(args) == ENGRAM_LOOKUP_GATHERED);
+  args.values_in_host = 0;
+  CHECK(lookup_path(args) == ENGRAM_LOOKUP_DIRECT);
+}
+
 TEST_CASE("segments: every token that is written is in one, none is too long for a block") {
   for (const int64_t num_tokens : {0, 1, 127, 128, 8191, 8192, 8193, 16385, 100003}) {
     for (const int32_t form : {ENGRAM_ROWS_BF16, ENGRAM_ROWS_MXFP8_128X4}) {
@@ -90,8 +105,10 @@ TEST_CASE("lookup path: what is refused before a GPU is looked for") {
   args.values = args.scales = bytes;
   args.ids = &id;
   args.out = bytes;
-  args.path = 3;
-  CHECK(refusal(args) == "path: expected 0 to 2, got 3");
+  args.path = 4;
+  CHECK(refusal(args) == "path: expected 0 to 3, got 4");
+  args.path = ENGRAM_LOOKUP_GATHERED;
+  CHECK(refusal(args) == "lanes: expected an array, got NULL");
   args.path = ENGRAM_LOOKUP_SORTED;
   CHECK(refusal(args) == "workspace_bytes: expected 528 or more, got 0");
   args.workspace_bytes = 528;
