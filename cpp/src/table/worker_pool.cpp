@@ -2,6 +2,7 @@
 #include "table/worker_pool.h"
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
 
 #include "engram/error.h"
@@ -56,7 +57,10 @@ void WorkerPool::start(Job* job, int64_t num_units) noexcept {
 void WorkerPool::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    has_jobs_.wait(lock, [this] { return ends_ || !jobs_.empty(); });
+    while (!ends_ && jobs_.empty()) {
+      // NOTE: wait() without a time takes a newer libstdc++ than wheels may ask for.
+      has_jobs_.wait_for(lock, std::chrono::hours(1));
+    }
     if (ends_) return;
     Job* const job = jobs_.front();
     job->num_inside_.fetch_add(1, std::memory_order_relaxed);
