@@ -13,6 +13,7 @@
 #include "engram/ops.h"
 #include "fake_gpus.h"
 #include "fault.h"
+#include "refused_lookups.h"
 
 namespace engram {
 namespace {
@@ -233,30 +234,18 @@ TEST_CASE_FIXTURE(Fixture, "what a call cannot have right is refused, and no lan
 }
 
 TEST_CASE_FIXTURE(Fixture, "each call of CUDA refused: one line, and the next lookup is right") {
-  for (const bool captured : {false, true}) {
-    int num_errors = 0;
-    bool was_refused = true;
-    for (int64_t refused = 0; was_refused; ++refused) {
-      CAPTURE(refused);
-      table = table_of(made);
-      Call call(300, static_cast<uint32_t>(refused));
-      const cudaGraph_t graph = captured ? fake::begin_capture(kStreams[0]) : nullptr;
-      fake::machine().num_calls = 0;
-      fake::machine().refuse_at = refused;
-      const std::string text = message_of([&] { look(call, kStreams[0]); });
-      was_refused = fake::machine().num_calls > refused;
-      fake::machine().refuse_at = -1;
-      num_errors += text != "no error";
-      CHECK(text.find('\n') == std::string::npos);
-      fake::end_capture();
-      Call next(300, 99);
-      look(next, kStreams[0]);
-      CHECK(next.is_right(*made));
-      if (captured) fake::end(graph);
-      free_left_lanes();
-    }
-    CHECK(num_errors > 5);
-  }
+  check_refused_lookups(
+      kStreams[0],
+      [&](uint32_t seed) {
+        table = table_of(made);
+        return Call(300, seed);
+      },
+      [&](Call& call) { look(call, kStreams[0]); },
+      [&] {
+        Call next(300, 99);
+        look(next, kStreams[0]);
+        return next.is_right(*made);
+      });
 }
 
 }  // namespace engram

@@ -11,6 +11,7 @@
 #include "doctest/doctest.h"
 #include "engram/ops.h"
 #include "fake_gpus.h"
+#include "refused_lookups.h"
 
 namespace engram {
 namespace {
@@ -183,30 +184,18 @@ TEST_CASE_FIXTURE(Fixture, "a graph keeps the table that it gathers from") {
 }
 
 TEST_CASE_FIXTURE(Fixture, "each call of CUDA refused: one line, and the next gather is right") {
-  for (const bool captured : {false, true}) {
-    int num_errors = 0;
-    bool was_refused = true;
-    for (int64_t refused = 0; was_refused; ++refused) {
-      CAPTURE(refused);
-      bind(false);
-      Call call(600, static_cast<uint32_t>(refused));
-      const cudaGraph_t graph = captured ? fake::begin_capture(kStreams[0]) : nullptr;
-      fake::machine().num_calls = 0;
-      fake::machine().refuse_at = refused;
-      const std::string text = message_of([&] { look(call, kStreams[0]); });
-      was_refused = fake::machine().num_calls > refused;
-      fake::machine().refuse_at = -1;
-      num_errors += text != "no error";
-      CHECK(text.find('\n') == std::string::npos);
-      fake::end_capture();
-      Call next(600, 99);
-      look(next, kStreams[0]);
-      CHECK(is_right(next));
-      if (captured) fake::end(graph);
-      free_left_lanes();
-    }
-    CHECK(num_errors > 5);
-  }
+  check_refused_lookups(
+      kStreams[0],
+      [&](uint32_t seed) {
+        bind(false);
+        return Call(600, seed);
+      },
+      [&](Call& call) { look(call, kStreams[0]); },
+      [&] {
+        Call next(600, 99);
+        look(next, kStreams[0]);
+        return is_right(next);
+      });
 }
 
 }  // namespace engram
