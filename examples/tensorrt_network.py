@@ -40,13 +40,8 @@ with tempfile.TemporaryDirectory() as folder:
     table = {"table": table_name(LAYER), "fingerprint": store.manifest.fingerprint}
     place = {"layer": LAYER, "layer_idx": config.layer_ids.index(LAYER)}
     sizes = {"head_dim": config.head_dim, "eps": config.rms_norm_eps, "capability": gpu}
-    names = {**table, **place, **sizes}
-    out = network.engram_layer(net, ids, hidden, store.weights(LAYER), **names)
+    out = network.engram_layer(net, ids, hidden, store.weights(LAYER), **table, **place, **sizes)
     network.mark_output(net, "out", out)
-    most = {"token_ids": (MAX_TOKENS,), "positions": (MAX_TOKENS,), "cu_seqlens": (2,)}
-    most["hidden"] = (MAX_TOKENS, *residual)
-    builder.add_profile({name: (1, *shape[1:]) for name, shape in most.items()}, most, most)
-    plan = builder.serialize()
 
     inputs = {
         "token_ids": np.arange(1000, 1000 + MAX_TOKENS, dtype=np.int32),
@@ -54,6 +49,9 @@ with tempfile.TemporaryDirectory() as folder:
         "cu_seqlens": np.array([0, MAX_TOKENS], np.int32),
         "hidden": SeededHidden(config)(LAYER, 0, MAX_TOKENS),
     }
+    most = {name: array.shape for name, array in inputs.items()}
+    builder.add_profile({name: (1, *shape[1:]) for name, shape in most.items()}, most, most)
+    plan = builder.serialize()
     with Tables.of_store(store):
         execution = Engine(plan).execution()
         print("out", execution.run(inputs)["out"].astype(np.float32).std())

@@ -33,6 +33,7 @@ from trtllm_engram.runtime.compare import Reference, compare
 from trtllm_engram.runtime.compare.report import HIDDEN_LIMIT_BF16_ULPS
 
 pytest_plugins = "engine_fixtures"
+EXAMPLE = Path(__file__).parents[1] / "examples/tensorrt_network.py"
 
 
 @on_gpu
@@ -263,23 +264,25 @@ def test_outputs_of_the_caller(store, engine):
 # Plans in other processes.
 
 
+def run_example():
+    return subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=False)
+
+
 @on_gpu
 @pytest.mark.unsanitized
 def test_example():
-    """examples/tensorrt_network.py: eager and replayed outputs are spread alike."""
-    script = Path(__file__).parents[1] / "examples/tensorrt_network.py"
-    assert len(script.read_text(encoding="utf-8").splitlines()) < 60
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    """Eager and replayed outputs are spread alike."""
+    done = run_example()
     assert done.returncode == 0, done.stderr
     eager, replayed = done.stdout.splitlines()
     assert eager == replayed
 
 
 def test_example_without_a_gpu(monkeypatch):
-    """One line of what it lacks, and exit code 1."""
-    script = Path(__file__).parents[1] / "examples/tensorrt_network.py"
+    """One line of what it lacks, and exit code 1; and it is a short one."""
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 60
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = run_example()
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("expected a GPU and TensorRT: ")
     assert done.stderr.count("\n") == 1

@@ -26,6 +26,8 @@ from trtllm_engram.runtime.compare.sizes import falling
 
 pytest_plugins = "engine_fixtures"
 
+# Of an engine that build() made: the first profile takes no more tokens than requests.
+PREFILL = ["--optimization-profile", "1"]
 OF_AN_ENGINE = {2: np.uint16, 1: np.int32}  # what BF16 and bytes come as, by their size
 
 _POLYGRAPHY = """
@@ -190,7 +192,7 @@ def test_polygraphy_with_an_engine(store, form):
 
     plan = build_plan(store, f"{form}.plan", FORMS[form][0])
     options = ["--engram-store", store.path, "--plugins", library_path()]
-    done = polygraphy(plan, "--trt", "--engram-ref", *options)
+    done = polygraphy(plan, "--trt", *PREFILL, "--engram-ref", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Passed: 2/2 iterations" in done.stdout
     assert all(f"{name}: " in done.stdout for name in FORMS[form][1])
@@ -206,7 +208,7 @@ def test_polygraphy_tells_wrong_tables(store, tmp_path, monkeypatch, spoil, form
     toml = tables_toml(tmp_path, {1: spoilt(store, tmp_path, spoil, feed), 14: store})
     monkeypatch.setenv("TRTLLM_ENGRAM_TABLES", str(toml))
     options = ["--engram-store", store.path, "--engram-placement", "none"]
-    done = polygraphy(plan, "--trt", "--engram-ref", *options)
+    done = polygraphy(plan, "--trt", *PREFILL, "--engram-ref", *options)
     assert done.returncode == (0 if spoil is None else 1), done.stdout + done.stderr
     assert ("BROKEN" in done.stdout) == (spoil is not None)
     assert all(f"{name}: " in done.stdout for name in FORMS[form][1])
