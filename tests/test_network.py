@@ -277,6 +277,25 @@ def test_gate_over_its_input(rng, dtype, in_place):
 
 
 @on_gpu
+def test_gates_in_place_need_no_second_stream(rng):
+    """A stream is kept between two gates, unless TensorRT aliases the input and output of one."""
+    shape = (256, 4, 640)
+    inputs = {"hidden": bf16(rng, *shape), "kv": bf16(rng, 256, 5 * 640)}
+    weights = bf16(rng, 4, 640), bf16(rng, 4, 640)
+
+    def scratch_bytes(in_place):
+        def make(net, hidden, kv):
+            first = network.gate(net, hidden, kv, *weights, 1e-6)
+            return {"out": network.gate(net, first, kv, *weights, 1e-6, in_place=in_place)}
+
+        engine = SmallEngine(make, inputs, in_place=in_place).engine.cuda_engine
+        return engine.device_memory_size_v2
+
+    stream_bytes = inputs["hidden"].nbytes
+    assert scratch_bytes(in_place=True) < stream_bytes <= scratch_bytes(in_place=False)
+
+
+@on_gpu
 def test_wrong_type_is_told(rng):
     """Keys in FP32: the build fails, and says what was expected and found."""
 
