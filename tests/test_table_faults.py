@@ -28,7 +28,7 @@ def listed_points():
 
 # Which ranks come by a point of a bind, and whether the others still need the rank there: they
 # raise, or have their tables and go on. Of one that has not yet connected nobody can know.
-FIRST, OTHER, EACH, LAST = (0,), (1,), (0, 1), (RANKS - 1,)
+FIRST, OTHER, EACH = (0,), (1,), (0, 1)
 RAISES, GOES_ON = "the others raise", "the others go on"
 NEVER_CAME = "the others raise after their timeout"
 BIND_POINTS = {
@@ -46,11 +46,9 @@ BIND_POINTS = {
     "allocate.send": (FIRST, RAISES),
     "attach.map": (OTHER, RAISES),
     "attach.mapped": (OTHER, RAISES),
-    "prefault.begin": (EACH, RAISES),
-    "prefault.touch": (LAST, RAISES),
-    "prefault.end": (EACH, RAISES),
     "load.begin": (EACH, RAISES),
     "load.block": (EACH, RAISES),
+    "prefault.touch": (EACH, RAISES),
     "load.verify": (EACH, RAISES),
     "load.end": (EACH, RAISES),
     "bind.unchanged": (EACH, RAISES),

@@ -103,7 +103,7 @@ def test_shm_that_others_fill(node, tmp_path):
 
 
 @needs_namespaces
-@pytest.mark.parametrize("point", ["allocate.create", "prefault.begin", "load.begin"])
+@pytest.mark.parametrize("point", ["allocate.create", "load.begin", "prefault.touch"])
 def test_shm_that_fills_meanwhile(points_node, tmp_path, point):
     """After the ranks have looked: an error of all, no SIGBUS; or it was reserved by then."""
     node = points_node

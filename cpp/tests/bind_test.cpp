@@ -8,6 +8,7 @@
 
 #include "engram/engram.h"
 #include "stores.h"
+#include "table/block_sums.h"
 #include "table/plan.h"
 #include "table/record.h"
 #include "table/seat.h"
@@ -152,24 +153,19 @@ TEST_CASE("plan: who shares a copy, and where it lies") {
   CHECK(copies_of({NumaPolicy::kLocal}, kFirst, {1, 1})[0].numa == NumaPolicy{NumaPolicy::kLocal});
 }
 
-TEST_CASE("plan: shares are whole huge pages, and cover the array once") {
-  for (const int64_t num_bytes : {int64_t{1}, kHugePageBytes, 5 * kHugePageBytes + 3}) {
-    for (const int shares : {1, 2, 3, 8}) {
-      int64_t end = 0;
-      for (int share = 0; share < shares; ++share) {
-        const ByteRange range = prefault_range(num_bytes, share, shares);
-        CHECK(range.begin == end);
-        CHECK(range.begin % kHugePageBytes * (num_bytes - range.begin) == 0);
-        end = range.end;
-      }
-      CHECK(end == num_bytes);
-    }
-  }
+TEST_CASE("plan: ranks touch what they load") {
   TablePlan plan{.kind = MemoryKind::kShm, .copies = {{.owner = 1, .members = {1, 2}}}};
-  const auto requests = room_requests("t", plan, PageKind::kAuto, 3 * kHugePageBytes, 3);
-  REQUIRE(requests.size() == 1);
-  CHECK(requests[0].creator == 1);
-  CHECK(requests[0].touched == std::vector<int64_t>{0, kHugePageBytes, 2 * kHugePageBytes});
+  BlocksDealt dealt;
+  const auto touched = [&](int64_t num_bytes) {
+    const auto requests = room_requests("t", plan, PageKind::kAuto, num_bytes, 3, &dealt);
+    REQUIRE(requests.size() == 1);
+    CHECK(requests[0].creator == 1);
+    return requests[0].touched;
+  };
+  CHECK(touched(2 * kBlockBytes + 5) == std::vector<int64_t>{0, kBlockBytes + 5, kBlockBytes});
+  CHECK(touched(7) == std::vector<int64_t>{0, 0, 7});  // the fourth block of all
+  CHECK(touched(0) == std::vector<int64_t>{0, 0, 0});
+  CHECK(touched(7) == std::vector<int64_t>{0, 7, 0});
 }
 
 TEST_CASE("plan: a vote travels") {

@@ -10,6 +10,7 @@
 #include "doctest/doctest.h"
 #include "engram/error.h"
 #include "made_file.h"
+#include "table/pages.h"
 #include "texts.h"
 
 namespace engram {
@@ -85,6 +86,34 @@ TEST_CASE("shares load their blocks of all arrays, and no others") {
     CHECK(made_memory == made_expected);
   }
   CHECK_NOTHROW(loader.check_unchanged());
+}
+
+TEST_CASE("bytes are asked for before they are written, each once") {
+  Loading loading;
+  const Loader loader({&loading.source});
+  for (const bool verify : {false, true}) {
+    CAPTURE(verify);
+    std::fill(loading.memory.begin(), loading.memory.end(), kUntouched);
+    std::atomic<int64_t> asked{0};
+    std::atomic<bool> early{true};
+    std::vector<LoadTarget> targets = loading.targets(verify);
+    targets[0].prefault = [&](int64_t begin, int64_t end) {
+      asked += end - begin;
+      for (int64_t at = begin; at < end; ++at) {
+        if (loading.memory[static_cast<size_t>(at)] != kUntouched) early = false;
+      }
+      if (begin % kHugePageBytes != 0) early = false;
+    };
+    loader.run(targets, {.share = 0, .shares = 2});
+    CHECK(early);
+    CHECK(asked == share_bytes(kArrayBytes, 0, 0, 2));
+    loader.run(targets, {.share = 1, .shares = 2});
+    CHECK(asked == kArrayBytes);
+    CHECK(loading.memory == loading.expected);
+  }
+  std::vector<LoadTarget> full = loading.targets();
+  full[0].prefault = [](int64_t, int64_t) { throw Error(ENGRAM_OUT_OF_MEMORY, "full"); };
+  CHECK(message_of([&] { loader.run(full, {}); }) == "full");
 }
 
 TEST_CASE("a bad block is told with its place and both sums") {

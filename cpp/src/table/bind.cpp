@@ -46,6 +46,7 @@ class Binding {
     const auto begin = steady_clock::now();
     fill();
     const double load_seconds = seconds_since(begin);
+    count_pages();
     enroll();
     return finish(load_seconds);
   }
@@ -145,10 +146,13 @@ class Binding {
     for (const TableBuild& table : tables_) options.emplace(table.name(), table.options());
     Plan plan = make_plan(options, votes_);
     std::vector<RoomRequest> requests;
+    BlocksDealt dealt;
     int64_t total = 0;
     for (TableBuild& table : tables_) {
       table.set_plan(std::move(plan.tables.at(table.name())));
-      for (RoomRequest& each : table.room_requests(seat_.size)) requests.push_back(std::move(each));
+      for (RoomRequest& each : table.room_requests(seat_.size, &dealt)) {
+        requests.push_back(std::move(each));
+      }
       total += table.bytes_to_load(seat_.size);
     }
     std::vector<Limits> limits;
@@ -191,11 +195,6 @@ class Binding {
   }
 
   void fill() {
-    together("prefault", [&](Work& work) {
-      ENGRAM_POINT("prefault.begin");
-      filling_->prefault(work);
-      ENGRAM_POINT("prefault.end");
-    });
     together("load", [&](Work& work) {
       ENGRAM_POINT("load.begin");
       filling_->load(work);
@@ -204,6 +203,27 @@ class Binding {
     together("check", [&](Work&) {
       ENGRAM_POINT("bind.unchanged");
       filling_->check_unchanged();
+    });
+  }
+
+  //! Before registration, which maps all of a table on each rank: the kernel counts small pages.
+  void count_pages() {
+    page_shares_ = exchange("pages", [&](Work&) {
+      std::vector<std::string> labels;
+      std::vector<AddressRange> ranges;
+      for (TableBuild& table : tables_) {
+        for (const ArrayBuild& array : table.arrays()) {
+          if (!table.fills(array)) continue;
+          labels.push_back(array.label);
+          ranges.push_back({array.host->memory().data(), array.host->memory().num_bytes()});
+        }
+      }
+      const std::vector<PageShare> shares = page_shares(ranges);
+      json data = json::object();
+      for (size_t i = 0; i < labels.size(); ++i) {
+        data[labels[i]] = {shares[i].huge_bytes, shares[i].resident_bytes};
+      }
+      return Group::Part{.data = std::move(data), .fds = {}};
     });
   }
 
@@ -232,32 +252,15 @@ class Binding {
   }
 
   TablesByName finish(double load_seconds) {
-    const auto parts = exchange("pages", [&](Work&) {
-      std::vector<std::string> labels;
-      std::vector<AddressRange> ranges;
-      for (TableBuild& table : tables_) {
-        for (const ArrayBuild& array : table.arrays()) {
-          if (!table.fills(array)) continue;
-          labels.push_back(array.label);
-          ranges.push_back({array.host->memory().data(), array.host->memory().num_bytes()});
-        }
-      }
-      const std::vector<PageShare> shares = page_shares(ranges);
-      json data = json::object();
-      for (size_t i = 0; i < labels.size(); ++i) {
-        data[labels[i]] = {shares[i].huge_bytes, shares[i].resident_bytes};
-      }
-      return Group::Part{.data = std::move(data), .fds = {}};
-    });
     TablesByName tables;
     together("end", [&](Work&) {
       for (TableBuild& table : tables_) {
-        // Of what each rank has mapped, since ranks that a GPU reads for have all of it mapped.
+        // Of what each rank has touched, which is its share.
         int64_t huge = 0, resident = 0;
         for (const ArrayBuild& array : table.arrays()) {
           if (!table.fills(array)) continue;
           for (const int rank : table.copy(seat_).members) {
-            const json& share = parts[static_cast<size_t>(rank)].data.at(array.label);
+            const json& share = page_shares_[static_cast<size_t>(rank)].data.at(array.label);
             huge += share.at(0).get<int64_t>();
             resident += share.at(1).get<int64_t>();
           }
@@ -279,6 +282,7 @@ class Binding {
   std::list<TableBuild> tables_;    // sources have addresses
   std::optional<Filling> filling_;  // once the tables are read
   std::vector<Vote> votes_;
+  std::vector<Group::Part> page_shares_;  // by rank
 };
 
 }  // namespace

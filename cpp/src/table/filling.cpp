@@ -25,20 +25,6 @@ std::function<bool()> cancelled(const Group::Work& work) {
 Filling::Filling(std::list<TableBuild>& tables, const Seat& seat)
     : tables_(tables), seat_(seat), loader_(host_sources(tables)) {}
 
-void Filling::prefault(const Group::Work& work) {
-  for (TableBuild& table : tables_) {
-    for (ArrayBuild& array : table.arrays()) {
-      if (!table.fills(array)) continue;
-      const Copy& copy = table.copy(seat_);
-      const ByteRange range =
-          prefault_range(array.source.file.num_bytes, *copy.share_of(seat_.rank),
-                         static_cast<int>(copy.members.size()));
-      if (range.begin == range.end) continue;
-      array.host->memory().prefault(range.begin, range.end, cancelled(work));
-    }
-  }
-}
-
 void Filling::load(Group::Work& work) {
   load_host(work);
   const auto add_bytes = [&work](int64_t num_bytes) { work.add_bytes(num_bytes); };
@@ -55,14 +41,18 @@ void Filling::load(Group::Work& work) {
 }
 
 void Filling::load_host(Group::Work& work) {
-  // Blocks of all tables that the same ranks share are dealt out together.
+  // Blocks of all tables that the same ranks share are dealt out together (plan.h, BlocksDealt).
   std::map<std::vector<int>, std::vector<LoadTarget>> dealt;
   for (TableBuild& table : tables_) {
     for (ArrayBuild& array : table.arrays()) {
       if (!table.fills(array)) continue;
-      const HostMemory& memory = array.host->memory();
+      HostMemory& memory = array.host->memory();
       dealt[table.copy(seat_).members].push_back(
-          {memory.data(), memory.num_bytes(), &array.source, table.options().verify});
+          {.data = memory.data(),
+           .num_bytes = memory.num_bytes(),
+           .source = &array.source,
+           .verify = table.options().verify,
+           .prefault = [&memory](int64_t begin, int64_t end) { memory.prefault(begin, end); }});
     }
   }
   for (const auto& [members, targets] : dealt) {

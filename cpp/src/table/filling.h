@@ -23,9 +23,7 @@ class Filling {
   Filling(std::list<TableBuild>& tables, const Seat& seat);
 
   // In this order; all ranks have done one before any does the next. They throw Error.
-  //! Gives this rank's share of the host memory its pages.
-  void prefault(const Group::Work& work);
-  //! Loads this rank's share of the host memory, and what its GPU holds.
+  //! Gives this rank's share of the host memory its pages and bytes, and loads what its GPU holds.
   void load(Group::Work& work);
   //! Refuses what was read from files that have changed since.
   void check_unchanged() const;

@@ -17,11 +17,13 @@ constexpr int64_t kPieceBytes = StoreFile::kPieceBytes;
 //! What one thread loads in one go: a block where it is verified, else a piece of one.
 struct Unit {
   const SourceReader* reader;
-  uint8_t* data;  //!< of the whole array
+  const LoadTarget* target;
   int64_t begin;
   int64_t end;
   bool verify;
 };
+
+int64_t num_blocks(int64_t num_bytes) { return ceil_div(num_bytes, kBlockBytes); }
 
 //! Returns early once `stop` is true; sets it when the caller cancels.
 void load_unit(const Unit& unit, const LoadOptions& options, std::atomic<bool>& stop) {
@@ -30,8 +32,9 @@ void load_unit(const Unit& unit, const LoadOptions& options, std::atomic<bool>& 
   for (int64_t begin = unit.begin; begin < unit.end; begin += kPieceBytes) {
     if (options.cancelled && options.cancelled()) stop = true;
     if (stop) return;
-    uint8_t* const to = unit.data + begin;
+    uint8_t* const to = unit.target->data + begin;
     const int64_t num_bytes = std::min(kPieceBytes, unit.end - begin);
+    if (unit.target->prefault) unit.target->prefault(begin, begin + num_bytes);
     unit.reader->read(to, begin, num_bytes);
     if (unit.verify) sum.add(to, num_bytes);  // while a cache still has it
     if (options.add_bytes) options.add_bytes(num_bytes);
@@ -62,9 +65,9 @@ void SourceReader::read(uint8_t* to, int64_t begin, int64_t num_bytes) const {
 }
 
 void check_sums(const Source& source) {
-  const int64_t num_blocks = ceil_div(source.file.num_bytes, kBlockBytes);
-  ENGRAM_CHECK(static_cast<int64_t>(source.file.block_sums.size()) == num_blocks, source.file.file,
-               ": ", source.name, ": expected ", num_blocks, " block sums to verify, found ",
+  const int64_t expected = num_blocks(source.file.num_bytes);
+  ENGRAM_CHECK(static_cast<int64_t>(source.file.block_sums.size()) == expected, source.file.file,
+               ": ", source.name, ": expected ", expected, " block sums to verify, found ",
                source.file.block_sums.size());
 }
 
@@ -81,9 +84,15 @@ void check_block(const Source& source, int64_t block_idx, const std::string& fou
 
 void throw_loading_cancelled() { throw Error(ENGRAM_INTERNAL_ERROR, "loading was cancelled"); }
 
-int loader_threads(int shares) {
-  // Two for each CPU: one waits for the disk while the other copies.
-  return std::clamp(2 * usable_threads() / std::max(shares, 1), 4, 16);
+int loader_threads(int shares) { return std::clamp(usable_threads() / std::max(shares, 1), 4, 16); }
+
+int64_t share_bytes(int64_t num_bytes, int64_t first_block, int share, int shares) {
+  int64_t total = 0;
+  for (int64_t block = 0; block < num_blocks(num_bytes); ++block) {
+    if ((first_block + block) % shares != share) continue;
+    total += std::min(kBlockBytes, num_bytes - block * kBlockBytes);
+  }
+  return total;
 }
 
 Loader::Loader(const std::vector<const Source*>& sources) {
@@ -122,7 +131,7 @@ void Loader::run(const std::vector<LoadTarget>& targets, const LoadOptions& opti
       const int64_t block_end = std::min(begin + kBlockBytes, num_bytes);
       const int64_t step = verify ? kBlockBytes : kPieceBytes;
       for (int64_t at = begin; at < block_end; at += step) {
-        units.push_back({&reader, target.data, at, std::min(at + step, block_end), verify});
+        units.push_back({&reader, &target, at, std::min(at + step, block_end), verify});
       }
     }
   }

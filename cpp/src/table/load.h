@@ -37,6 +37,10 @@ struct LoadTarget {
   //! Compare each block with its sum. Sources by formula have none and pass; a file with none is
   //! an Error before anything is read.
   bool verify = false;
+  //! Called on the thread that is about to write bytes [begin, end), which are whole pieces of 4
+  //! MiB but for the array's last: pages that one thread first clears and then fills are still in
+  //! its cache. May be empty; what it throws ends the load.
+  std::function<void(int64_t begin, int64_t end)> prefault;
 };
 
 //! An open source: ranges of an array, wherever they come from. Thread-safe.
@@ -69,8 +73,8 @@ void check_block(const Source& source, int64_t block_idx, const std::string& fou
 //! What whoever loads throws once its `cancelled` is true.
 [[noreturn]] void throw_loading_cancelled();
 
-//! Threads by which each of `shares` processes of this machine reads: 4 to 16, about two for each
-//! CPU in all.
+//! Threads by which each of `shares` processes of this machine reads: 4 to 16, about one for each
+//! CPU in all; with more, pages that they clear and fill leave the caches in between.
 int loader_threads(int shares);
 
 struct LoadOptions {
@@ -82,6 +86,10 @@ struct LoadOptions {
   std::function<bool()> cancelled;
   std::function<void(int64_t)> add_bytes;  //!< bytes that have been loaded since the last call
 };
+
+//! Bytes of an array's blocks that one of `shares` loads, where the array's first block is the
+//! `first_block`-th of the sequence.
+int64_t share_bytes(int64_t num_bytes, int64_t first_block, int share, int shares);
 
 class Loader {
  public:

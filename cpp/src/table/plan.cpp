@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "engram/error.h"
+#include "engram/row.h"
+#include "table/load.h"
 #include "table/sayings.h"
 
 namespace engram {
@@ -192,16 +194,9 @@ Plan make_plan(const std::map<std::string, TableOptions>& tables, const std::vec
   return plan;
 }
 
-ByteRange prefault_range(int64_t num_bytes, int share, int shares) {
-  const int64_t num_pages = (num_bytes + kHugePageBytes - 1) / kHugePageBytes;
-  const auto cut = [&](int64_t index) {
-    return std::min(num_bytes, num_pages * index / shares * kHugePageBytes);
-  };
-  return {cut(share), cut(share + 1)};
-}
-
 std::vector<RoomRequest> room_requests(const std::string& label, const TablePlan& plan,
-                                       PageKind pages, int64_t num_bytes, int num_ranks) {
+                                       PageKind pages, int64_t num_bytes, int num_ranks,
+                                       BlocksDealt* dealt) {
   std::vector<RoomRequest> requests;
   for (const Copy& copy : plan.copies) {
     RoomRequest request;
@@ -211,11 +206,12 @@ std::vector<RoomRequest> room_requests(const std::string& label, const TablePlan
     request.creator = copy.owner;
     request.touched.assign(static_cast<size_t>(num_ranks), 0);
     const int shares = static_cast<int>(copy.members.size());
+    int64_t& first_block = (*dealt)[copy.members];
     for (int share = 0; share < shares; ++share) {
-      const ByteRange range = prefault_range(num_bytes, share, shares);
       request.touched[static_cast<size_t>(copy.members[static_cast<size_t>(share)])] =
-          range.end - range.begin;
+          share_bytes(num_bytes, first_block, share, shares);
     }
+    first_block += ceil_div(num_bytes, kBlockBytes);
     requests.push_back(std::move(request));
   }
   return requests;

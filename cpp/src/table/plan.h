@@ -64,15 +64,13 @@ struct Plan {
 //! `votes` by rank. `tables` are any rank's, since all agree, or else Error.
 Plan make_plan(const std::map<std::string, TableOptions>& tables, const std::vector<Vote>& votes);
 
-//! Bytes of an array that a share of a copy prefaults: contiguous, cut at huge pages.
-struct ByteRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-ByteRange prefault_range(int64_t num_bytes, int share, int shares);
+//! Blocks of the arrays so far, by the ranks that hold them together: these load what comes next in
+//! one sequence with them (load.h).
+using BlocksDealt = std::map<std::vector<int>, int64_t>;
 
-//! What check_room() is asked for one array of a table.
+//! What check_room() is asked for one array of a table, the next one in `dealt`.
 std::vector<RoomRequest> room_requests(const std::string& label, const TablePlan& plan,
-                                       PageKind pages, int64_t num_bytes, int num_ranks);
+                                       PageKind pages, int64_t num_bytes, int num_ranks,
+                                       BlocksDealt* dealt);
 
 }  // namespace engram

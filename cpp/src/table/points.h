@@ -19,8 +19,8 @@ constexpr std::string_view kStopPoints[] = {
     "group.send_part", "group.parts", "group.close",
     // a bind's phases
     "bind.vote", "bind.plan", "allocate.create", "allocate.send", "attach.map", "attach.mapped",
-    "prefault.begin", "prefault.touch", "prefault.end", "load.begin", "load.block", "load.verify",
-    "load.end", "bind.unchanged", "register.begin", "register.end", "record.write", "bind.done",
+    "load.begin", "load.block", "prefault.touch", "load.verify", "load.end", "bind.unchanged",
+    "register.begin", "register.end", "record.write", "bind.done",
     // and their end
     "unbind.unregister", "unbind.unmap", "unbind.end",
     // a keeper, and who attaches to it

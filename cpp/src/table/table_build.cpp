@@ -158,12 +158,12 @@ TableVote TableBuild::vote(const Seat& seat) const {
   return vote;
 }
 
-std::vector<RoomRequest> TableBuild::room_requests(int num_ranks) const {
+std::vector<RoomRequest> TableBuild::room_requests(int num_ranks, BlocksDealt* dealt) const {
   std::vector<RoomRequest> requests;
   for (const ArrayBuild& array : arrays_) {
     if (!fills(array)) continue;
-    for (RoomRequest& request : engram::room_requests(array.label, plan_, options_.pages,
-                                                      array.source.file.num_bytes, num_ranks)) {
+    for (RoomRequest& request : engram::room_requests(
+             array.label, plan_, options_.pages, array.source.file.num_bytes, num_ranks, dealt)) {
       requests.push_back(std::move(request));
     }
   }

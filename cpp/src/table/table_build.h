@@ -65,7 +65,7 @@ class TableBuild {
   }
   //! Of the host arrays that the ranks fill.
   const Copy& copy(const Seat& seat) const { return plan_.copy_of(seat.rank); }
-  std::vector<RoomRequest> room_requests(int num_ranks) const;
+  std::vector<RoomRequest> room_requests(int num_ranks, BlocksDealt* dealt) const;
   //! Of GPU memory, that this rank is going to take.
   int64_t gpu_bytes(const Seat& seat) const;
   //! Bytes that all ranks together are going to load.
