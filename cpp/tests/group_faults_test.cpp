@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ends a group once it has met: errors, deaths, silence, interrupts.
 #include "groups.h"
+#include "texts.h"
 
 namespace engram {
 namespace {
@@ -40,6 +41,30 @@ TEST_CASE("texts of all ranks that fail are joined, and thrown again") {
   });
   const std::string once = "1 rank 1: bad block; rank 3: out of host memory|";
   check_all(ranks, once + once);
+}
+
+TEST_CASE("rank 0 that leaves after its parts is lost in the exchange that follows them") {
+  const std::string name = new_name();
+  Listener listener({"group/" + name, ""});
+  const std::atomic<bool> cancelled{false};
+  std::unique_ptr<Group> group;
+  std::thread meeting([&] { group = std::make_unique<Group>(options_of(name, 1, 2), cancelled); });
+  std::optional<Connection> hub = listener.accept(deadline_after(kPatience));
+  REQUIRE(hub);
+  for (const char* type : {"welcome", "met"}) {
+    hub->send({{{"type", type}}, {}}, deadline_after(kPatience));
+  }
+  meeting.join();
+  REQUIRE(group != nullptr);
+
+  // Both wait for the rank, which looks only in an exchange.
+  const nlohmann::json part{{"data", nullptr}, {"fds", 0}};
+  hub->send({{{"type", "parts"}, {"done", 0}, {"parts", {part, part}}}, {}},
+            deadline_after(kPatience));
+  hub.reset();
+  CHECK(group->exchange("plan", nothing).size() == 2);
+  CHECK(message_of([&] { group->exchange("load", nothing); }) ==
+        concat("rank 0: left the group in load (pid ", getpid(), ")"));
 }
 
 TEST_CASE("a rank that goes on after a failure is waited for, for a bounded time") {

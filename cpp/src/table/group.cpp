@@ -71,9 +71,9 @@ Error joined(const Failures& failures) {
   return Error(failures.begin()->second.status, sayings.text());
 }
 
-Failure loss_failure(const Peer& peer, Loss loss, const std::string& detail,
-                     const std::string& phase, double timeout_s) {
-  const std::string who = concat(" in ", phase, " (pid ", peer.connection.peer_pid(), ")");
+Failure loss_failure(pid_t pid, Loss loss, const std::string& detail, const std::string& phase,
+                     double timeout_s) {
+  const std::string who = concat(" in ", phase, " (pid ", pid, ")");
   switch (loss) {
     case Loss::kDied:
       return {.text = "died" + who};

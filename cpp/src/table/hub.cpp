@@ -57,7 +57,8 @@ void Hub::on_loss(Peer& peer, Loss loss, const std::string& detail) {
     return;
   }
   said_[static_cast<size_t>(peer.rank)].all = true;
-  fail(peer.rank, loss_failure(peer, loss, detail, phase_, options().timeout_s));
+  fail(peer.rank,
+       loss_failure(peer.connection.peer_pid(), loss, detail, phase_, options().timeout_s));
   // Who is only stopped finds the verdict when it goes on.
   if (loss == Loss::kSilent) peer.lost = false;
 }
@@ -166,7 +167,8 @@ std::vector<Group::Part> Hub::share_parts() {
   for (Peer& peer : watch_.peers()) {
     if (!peer.connection.has_queued()) continue;
     said_[static_cast<size_t>(peer.rank)].all = true;
-    fail(peer.rank, loss_failure(peer, Loss::kSilent, "", phase_, options().timeout_s));
+    fail(peer.rank,
+         loss_failure(peer.connection.peer_pid(), Loss::kSilent, "", phase_, options().timeout_s));
     peer.lost = true;
   }
   watch_.peers().remove_if([](const Peer& peer) { return peer.lost; });

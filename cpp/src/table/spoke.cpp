@@ -11,6 +11,13 @@ namespace {
 
 using std::chrono::steady_clock;
 
+//! How rank 0 was lost.
+struct LostHub {
+  pid_t pid;
+  Loss loss;
+  std::string detail;
+};
+
 class Spoke : public Star, private WatchHandler {
  public:
   explicit Spoke(const StarSetup& setup);
@@ -24,6 +31,9 @@ class Spoke : public Star, private WatchHandler {
   void check_path();
   void meet();
   Failure no_hub();
+  Failure hub_failure(const LostHub& lost) {
+    return loss_failure(lost.pid, lost.loss, lost.detail, phase_, options().timeout_s);
+  }
   void try_hello();
   void report(Worker& worker);
   std::vector<Group::Part> unpack(Worker& worker);
@@ -46,7 +56,7 @@ class Spoke : public Star, private WatchHandler {
   bool said_interrupted_ = false;  // ever
   Worker* worker_ = nullptr;
   std::optional<Message> parts_;
-  std::optional<Failure> hub_failure_;
+  std::optional<LostHub> lost_hub_;
   std::optional<Failure> died_before_;  // it said welcome
   std::optional<Error> failure_;
   std::atomic<int64_t> done_{0};
@@ -62,7 +72,7 @@ Spoke::Spoke(const StarSetup& setup)
   meet();
   if (!failure_) return;
   // What a rank 0 that was killed leaves in the file system is everybody's to remove.
-  if (hub_failure_ || !welcome_) remove_stale(setup_.address());
+  if (lost_hub_ || !welcome_) remove_stale(setup_.address());
   throw *failure_;
 }
 
@@ -87,8 +97,8 @@ void Spoke::meet() {
       queue_failure(interrupted_failure());
       watch_.step(*this);
       fail(joined({{options().rank, interrupted_failure()}}));
-    } else if (hub_failure_) {
-      fail(joined({{0, *hub_failure_}}));
+    } else if (lost_hub_) {
+      fail(joined({{0, hub_failure(*lost_hub_)}}));
     } else if (!welcome_ && steady_clock::now() >= deadline_) {
       fail(joined({{0, died_before_ ? *died_before_ : no_hub()}}));
     }
@@ -151,12 +161,12 @@ void Spoke::on_message(Peer&, Message message) {
 
 void Spoke::on_loss(Peer& hub, Loss loss, const std::string& detail) {
   const bool only_closed = loss == Loss::kDied || loss == Loss::kLeft;
-  const Failure failure = loss_failure(hub, loss, detail, phase_, options().timeout_s);
+  LostHub lost{hub.connection.peer_pid(), loss, detail};
   if (welcome_ || !only_closed) {
-    hub_failure_ = failure;
+    lost_hub_ = std::move(lost);
   } else if (loss == Loss::kDied) {
     // Most likely our rank 0. Or that of a job before ours: then ours will come.
-    died_before_ = failure;
+    died_before_ = hub_failure(lost);
     deadline_ = std::min(deadline_, deadline_after(Group::kGraceSeconds));
   }
   // A listener that is closed before it says welcome was for an earlier meeting.
@@ -179,7 +189,7 @@ void Spoke::report(Worker& worker) {
 //! Rank 0 is gone: each rank says what it knows.
 void Spoke::fail_without_hub(Worker& worker) {
   worker.finish();
-  Failures failures{{0, *hub_failure_}};
+  Failures failures{{0, hub_failure(*lost_hub_)}};
   if (worker.failure() && !worker.failure()->text.empty()) {
     failures.emplace(options().rank, *worker.failure());
   }
@@ -195,8 +205,13 @@ std::vector<Group::Part> Spoke::exchange(const std::string& phase, const WorkFun
   worker_ = &worker;
   while (!parts_ && !failure_) {
     report(worker);
-    watch_.step(*this);
-    if (hub_failure_ && !parts_) fail_without_hub(worker);
+    // It may have been lost with the last exchange's parts, which it still sent: then in this one,
+    // as for ranks that read them before.
+    if (lost_hub_) {
+      fail_without_hub(worker);
+    } else {
+      watch_.step(*this);
+    }
   }
   worker.finish();
   worker_ = nullptr;

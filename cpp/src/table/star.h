@@ -42,8 +42,8 @@ using Failures = std::map<int32_t, Failure>;  // by rank
 
 //! Every rank's Error; of one failure or more, none without text.
 Error joined(const Failures& failures);
-Failure loss_failure(const Peer& peer, Loss loss, const std::string& detail,
-                     const std::string& phase, double timeout_s);
+Failure loss_failure(pid_t pid, Loss loss, const std::string& detail, const std::string& phase,
+                     double timeout_s);
 Failure interrupted_failure();
 
 //! What all sides are made of; the references outlive them.
