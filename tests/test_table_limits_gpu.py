@@ -29,8 +29,9 @@ def refused(ranks, job):
     job.ask(ranks)
     texts = {rank.refused().error for rank in ranks}
     assert len(texts) == 1, texts
-    found = REFUSAL.fullmatch(texts.pop().removeprefix("tables: "))
-    assert found
+    text = texts.pop()
+    found = REFUSAL.fullmatch(text.removeprefix("tables: "))
+    assert found, text
     hold(ranks, before)
     return int(found[1]), found[2], int(found[3])
 
@@ -49,8 +50,9 @@ def warm_ranks(node, store, count):
 def test_tables_in_gpu_memory(node, tmp_path, placement):
     store = made_up_store(tmp_path / "store", TOO_MUCH)
     ranks = warm_ranks(node, store, 2)
-    options = {"placement": placement, "scales": placement, "formula_seed": 1}
-    needed, who, there = refused(ranks, Job(tmp_path, store, 2, **options))
+    needed, who, there = refused(
+        ranks, Job(tmp_path, store, 2, placement=placement, formula_seed=1)
+    )
     assert who == "ranks 0, 1"
     times = 2 if placement == "device" else 1
     assert needed == pytest.approx(times * TOO_MUCH, rel=0.01)
