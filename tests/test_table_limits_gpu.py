@@ -36,10 +36,10 @@ def refused(ranks, job):
     return int(found[1]), found[2], int(found[3])
 
 
-def warm_ranks(node, store, count):
+def warm_ranks(node, folder, count):
     """Ranks that have used their GPU, which opens files for good."""
     ranks = node.ranks(count, dict.fromkeys(range(count), ONE_GPU))
-    small = Job(store.parent, made_up_store(store.parent / "small", 1 << 20), count, formula_seed=1)
+    small = Job(folder, made_up_store(folder / "small", 1 << 20), count, formula_seed=1)
     small.bind(ranks)
     for rank in ranks:
         rank.do("close")
@@ -49,7 +49,7 @@ def warm_ranks(node, store, count):
 @pytest.mark.parametrize("placement", ["device", "device_sharded"])
 def test_tables_in_gpu_memory(node, tmp_path, placement):
     store = made_up_store(tmp_path / "store", TOO_MUCH)
-    ranks = warm_ranks(node, store, 2)
+    ranks = warm_ranks(node, tmp_path, 2)
     needed, who, there = refused(
         ranks, Job(tmp_path, store, 2, placement=placement, formula_seed=1)
     )
@@ -62,7 +62,7 @@ def test_tables_in_gpu_memory(node, tmp_path, placement):
 def test_scales_of_a_host_table(node, tmp_path):
     """Beside a table that leaves less than they need; their values would take 200 GiB of RAM."""
     store = made_up_store(tmp_path / "store", 200 * GIB)
-    ranks = warm_ranks(node, store, 2)
+    ranks = warm_ranks(node, tmp_path, 2)
     options = {"scales": "device", "formula_seed": 1}
     large = made_up_store(tmp_path / "large", TOO_MUCH)
     everything = {"placement": "device", "scales": "device", "formula_seed": 1}
@@ -75,4 +75,17 @@ def test_scales_of_a_host_table(node, tmp_path):
     needed, who, there = refused(ranks, Job(tmp_path, store, 2, **options))
     assert who == "ranks 0, 1"
     assert needed == pytest.approx(2 * 200 * GIB / 33, rel=0.01)
+    assert there < needed
+
+
+def test_hot_rows_of_a_host_table(node, tmp_path):
+    """The rows that lookups are to keep count too."""
+    ranks = warm_ranks(node, tmp_path, 2)
+    table = 100 * GIB
+    store = made_up_store(tmp_path / "store", table)
+    options = {"hot_gib": 300.0, "formula_seed": 1}
+    needed, who, there = refused(ranks, Job(tmp_path, store, 2, **options))
+    assert who == "ranks 0, 1"
+    # Twice as many slots as rows, each with a word of its own beside the 264 bytes of a row.
+    assert needed == pytest.approx(2 * 2 * table * 272 / 264, rel=0.01)
     assert there < needed

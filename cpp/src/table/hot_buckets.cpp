@@ -5,11 +5,15 @@
 
 namespace engram {
 
+int64_t num_hot_buckets(int64_t num_ids, int64_t max_slots) {
+  const int64_t roomy = ceil_div(2 * num_ids, kHotWays);
+  return std::min({roomy, max_slots / kHotWays, int64_t{INT32_MAX}});
+}
+
 std::vector<HotBucket> make_hot_buckets(const std::vector<int32_t>& ids, int64_t max_slots) {
   HotBucket empty;
   std::fill_n(empty.keys, kHotWays, kNoKey);
-  const int64_t roomy = ceil_div(2 * static_cast<int64_t>(ids.size()), kHotWays);
-  const int64_t num_buckets = std::min({roomy, max_slots / kHotWays, int64_t{INT32_MAX}});
+  const int64_t num_buckets = num_hot_buckets(static_cast<int64_t>(ids.size()), max_slots);
   std::vector<HotBucket> buckets(static_cast<size_t>(num_buckets), empty);
   if (num_buckets == 0) return buckets;
   for (const int32_t id : ids) {

@@ -10,8 +10,11 @@
 
 namespace engram {
 
+//! Of so many rows; half of the places stay free where max_slots lets them.
+int64_t num_hot_buckets(int64_t num_ids, int64_t max_slots);
+
 //! Buckets for at most max_slots rows, with those of `ids` that found a place in theirs: the first
-//! ones before the later ones, each once. Half of the places stay free where max_slots lets them.
+//! ones before the later ones, each once.
 std::vector<HotBucket> make_hot_buckets(const std::vector<int32_t>& ids, int64_t max_slots);
 
 //! Rows in buckets.

@@ -84,6 +84,12 @@ void TableBuild::read(const Seat& seat) {
     const bool by_formula = options_.formula_seed.has_value();
     split_ = options_.heads ? split_heads(info_.column_rows, seat.rank, seat.size)
                             : split_heads(info_.column_rows, 0, 1);
+    hot_ids_.erase(std::remove_if(hot_ids_.begin(), hot_ids_.end(),
+                                  [&](int32_t id) {
+                                    return id < split_.first_row ||
+                                           id >= split_.first_row + split_.num_rows;
+                                  }),
+                   hot_ids_.end());
     const auto fill = [&](ArrayBuild& array, const char* kind, Placement placement,
                           const FileRange& file, FormulaTensor tensor) {
       array.label = concat(name_, ".", kind);
@@ -175,7 +181,7 @@ Parts TableBuild::parts_of(const ArrayBuild& array, int num_ranks) const {
 }
 
 int64_t TableBuild::gpu_bytes(const Seat& seat) const {
-  int64_t total = 0;
+  int64_t total = hot_sizes().num_bytes;
   for (const ArrayBuild& array : arrays_) {
     total += array.device_bytes;
     if (array.placement != Placement::kDeviceSharded) continue;
@@ -316,6 +322,27 @@ std::shared_ptr<DiskReader> TableBuild::make_reader() const {
                                       hot_bytes(options_));
 }
 
+TableBuild::HotSizes TableBuild::hot_sizes() const {
+  if (options_.hot_rows.empty() && options_.hot_adaptive == 0) return {};
+  const bool with_scales = arrays_[1].placement == Placement::kHost;
+  const int row_bytes = info_.head_dim + (with_scales ? scales_per_row(info_.head_dim) : 0);
+  const int64_t budget = hot_bytes(options_);
+  const auto adaptive_bytes =
+      static_cast<int64_t>(static_cast<double>(budget) * options_.hot_adaptive);
+  const int64_t bucket_bytes = row_offset(kAdaptiveWays, row_bytes + int64_t{sizeof(uint64_t)});
+  // More find no rows to keep.
+  const int64_t roomy = ceil_div(2 * split_.num_rows, kAdaptiveWays);
+  const int64_t slot_bytes = row_bytes + int64_t{sizeof(int32_t)};
+  HotSizes sizes{
+      .max_slots = (budget - adaptive_bytes) / slot_bytes,
+      .num_adaptive = std::min({roomy, adaptive_bytes / bucket_bytes, int64_t{INT32_MAX}})};
+  const int64_t num_buckets =
+      num_hot_buckets(static_cast<int64_t>(hot_ids_.size()), sizes.max_slots);
+  sizes.num_bytes = row_offset(row_offset(num_buckets, kHotWays), slot_bytes) +
+                    row_offset(sizes.num_adaptive, bucket_bytes);
+  return sizes;
+}
+
 std::shared_ptr<GpuHotRows> TableBuild::make_hot_rows() const {
   if (options_.hot_rows.empty() && options_.hot_adaptive == 0) return nullptr;
   const HostMemory* const scales = arrays_[1].host ? arrays_[1].host->host_memory() : nullptr;
@@ -324,20 +351,9 @@ std::shared_ptr<GpuHotRows> TableBuild::make_hot_rows() const {
                          .scales = scales != nullptr ? scales->data() : nullptr,
                          .head_dim = info_.head_dim,
                          .num_columns = info_.num_columns};
-  std::vector<int32_t> ids;
-  std::copy_if(hot_ids_.begin(), hot_ids_.end(), std::back_inserter(ids), [&](int32_t id) {
-    return id >= info_.first_row && id < info_.first_row + info_.num_rows;
-  });
-  const int row_bytes = info_.head_dim + (scales != nullptr ? scales_per_row(info_.head_dim) : 0);
-  const int64_t num_bytes = hot_bytes(options_);
-  const auto adaptive_bytes =
-      static_cast<int64_t>(static_cast<double>(num_bytes) * options_.hot_adaptive);
-  const int64_t bucket_bytes = row_offset(kAdaptiveWays, row_bytes + int64_t{sizeof(uint64_t)});
-  // More find no rows to keep.
-  const int64_t roomy = ceil_div(2 * info_.num_rows, kAdaptiveWays);
-  const int64_t num_adaptive = std::min({roomy, adaptive_bytes / bucket_bytes, int64_t{INT32_MAX}});
-  const int64_t max_slots = (num_bytes - adaptive_bytes) / (row_bytes + int64_t{sizeof(int32_t)});
-  return std::make_shared<GpuHotRows>(source, make_hot_buckets(ids, max_slots), num_adaptive);
+  const HotSizes sizes = hot_sizes();
+  return std::make_shared<GpuHotRows>(source, make_hot_buckets(hot_ids_, sizes.max_slots),
+                                      sizes.num_adaptive);
 }
 
 }  // namespace engram

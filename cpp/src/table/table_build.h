@@ -91,13 +91,20 @@ class TableBuild {
   void attach_kept(const Seat& seat);
   //! Null but for placement disk.
   std::shared_ptr<DiskReader> make_reader() const;
+  //! What hot rows in GPU memory take of the budget; nothing where the options want none.
+  struct HotSizes {
+    int64_t max_slots = 0;     //!< of the static part
+    int64_t num_adaptive = 0;  //!< buckets
+    int64_t num_bytes = 0;
+  };
+  HotSizes hot_sizes() const;
   //! Null where the options have neither hot_rows nor hot_adaptive.
   std::shared_ptr<GpuHotRows> make_hot_rows() const;
 
   std::string name_;
   TableOptions options_;
   TableInfo info_;
-  std::vector<int32_t> hot_ids_;  //!< the most read first, of all columns
+  std::vector<int32_t> hot_ids_;  //!< the most read first, of this rank's columns
   HeadSplit split_;               //!< this rank's columns: all, but for heads
   std::array<ArrayBuild, 2> arrays_;
   TablePlan plan_;
