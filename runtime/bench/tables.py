@@ -69,7 +69,7 @@ def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> li
     files = write_store(store, config)
     table_bytes = sum(file.stat().st_size for file in files)
     check_free_bytes(_RAM_FOLDER, table_bytes)
-    readers = num_ranks * min(16, max(4, 2 * num_cores() // num_ranks))  # loader_threads of load.h
+    readers = num_ranks * min(16, max(4, num_cores() // num_ranks))  # loader_threads of load.h
     loads: list[list[dict[str, Any]]] = []
 
     def load(_turn: int) -> None:
