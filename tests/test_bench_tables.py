@@ -21,7 +21,7 @@ def test_memory_of_ranks(memory):
 
 def test_memory_that_is_not_seen_whole(monkeypatch):
     """A share that is too small is no success: something was not measured."""
-    monkeypatch.setattr(tables.Rank, "ask", lambda _: {"pss_bytes": TABLE_BYTES // 6})
+    monkeypatch.setattr(tables.Rank, "ask", lambda *_: {"pss_bytes": TABLE_BYTES // 6})
     with tables.made_up_store(TABLE_BYTES) as store:
         (figure,) = tables.bench_memory(store, 3, "memfd")
     assert 0.4 < figure.share < 0.6

@@ -85,7 +85,7 @@ def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> li
         dd, _ = median_seconds(
             [lambda _: _copy_by_dd(files, Path(scratch), readers), load], _TURNS, before
         )
-    seconds = statistics.median(_bind_seconds(one) for one in loads)
+    seconds = statistics.median(bind_seconds(one) for one in loads)
     rate, dd_rate = table_bytes / seconds, table_bytes / dd
     return [
         Figure(
@@ -116,8 +116,8 @@ def bench_memory(store: Path, num_ranks: int, memory: str) -> list[Figure]:
             used = free_bytes[0] - free_bytes[1]
         else:
             for rank in started:
-                rank.ask()  # a page counts for those alone that have come by it
-            used = sum(rank.ask()["pss_bytes"] for rank in started)
+                rank.ask("pss")  # a page counts for those alone that have come by it
+            used = sum(rank.ask("pss")["pss_bytes"] for rank in started)
     low, high = _MEMORY_SHARES
     return [
         Figure(
@@ -141,8 +141,8 @@ def bench_keeper(store: Path) -> list[Figure]:
         for _ in range(_TURNS):
             with ranks(store, 1, {"memory": "keeper", "formula_seed": _SEED}, name) as started:
                 answers.append([started[0].loaded])
-    attach = statistics.median(_bind_seconds(one) for one in answers)
-    registration = statistics.median(_registered_seconds(one) for one in answers)
+    attach = statistics.median(bind_seconds(one) for one in answers)
+    registration = statistics.median(registered_seconds(one) for one in answers)
     allowed = _ATTACH_S * max(1.0, table_bytes / _ATTACH_BYTES)
     figures = [
         Figure(
@@ -161,9 +161,9 @@ def bench_keeper(store: Path) -> list[Figure]:
 
 
 @contextlib.contextmanager
-def made_up_store(num_bytes: int) -> Iterator[Path]:
+def made_up_store(num_bytes: int, layers: Sequence[int] = _LAYERS) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="trtllm-engram-bench-") as folder:
-        write_made_up_store(folder, config_of_size(num_bytes, _LAYERS))
+        write_made_up_store(folder, config_of_size(num_bytes, layers))
         yield Path(folder)
 
 
@@ -185,14 +185,18 @@ class Rank:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def go_on(self) -> None:
+    def go_on(self, do: str = "", **arguments: Any) -> None:
+        """Sends a question of tables_rank.py's, or that it is to bind."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # answer() says why it ended
-            print(file=self._process.stdin, flush=True)
+            print(json.dumps({"do": do, **arguments}), file=self._process.stdin, flush=True)
 
-    def ask(self) -> dict[str, Any]:
-        self.go_on()
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        self.go_on(do, **arguments)
         return self.answer()
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def end(self) -> None:
         self._process.communicate()
@@ -209,8 +213,9 @@ def ranks(
 ) -> Iterator[list[Rank]]:
     """Ranks that have loaded the store's tables, and hold them; they touch memory before, and
     when_warm is called when all are ready to bind."""
+    layers = read_manifest(store).config.layer_ids
     tables = {
-        table_name(layer): {"store": str(store), "layer": layer, **options} for layer in _LAYERS
+        table_name(layer): {"store": str(store), "layer": layer, **options} for layer in layers
     }
     job = {
         "store": str(store),
@@ -262,13 +267,13 @@ def _read_document(lines: Any) -> dict[str, Any]:
     raise EOFError
 
 
-def _bind_seconds(loaded: Sequence[dict[str, Any]]) -> float:
+def bind_seconds(loaded: Sequence[dict[str, Any]]) -> float:
     """From when the last rank came until all had their tables, without the registration."""
     seconds: float = min(one["seconds"] for one in loaded)
-    return seconds - _registered_seconds(loaded)
+    return seconds - registered_seconds(loaded)
 
 
-def _registered_seconds(loaded: Sequence[dict[str, Any]]) -> float:
+def registered_seconds(loaded: Sequence[dict[str, Any]]) -> float:
     seconds: float = max(
         sum(table["registered_seconds"] or 0.0 for table in one["tables"].values())
         for one in loaded

@@ -34,7 +34,7 @@ from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
 from ..bench.rivals import Rivals
 from ..figure import new_figure
-from . import bench_lookup, bench_serving, console, shared_options
+from . import bench_lookup, bench_node, bench_serving, console, shared_options
 
 EXAMPLE = "trtllm-engram bench lookup --tokens 1,8192 --plot lookup.png"
 
@@ -49,6 +49,7 @@ _STYLES = {True: "green", False: "yellow", None: ""}  # of a target met, missed,
 _OPTIONS = {
     "ops": ("file_gb", "dir"),
     "tables": ("file_gb", "dir", "ranks", "memory"),
+    "node": ("ranks", "memory", "tokens", "output", *bench_node.OPTIONS),
     "serving": bench_serving.OPTIONS,
     "gpu": ("tokens", "rivals", "plot", "output"),
     "lookup": ("tokens", "rivals", "plot", "output", *bench_lookup.OPTIONS),
@@ -68,13 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "against cat and cp with a cold page cache.\n"
         "tables: shared tables' loading against dd from warm page cache to memory, the memory of\n"
         "all ranks against the table's, and how fast a rank attaches to a keeper.\n"
+        "node: all ranks of a node on one table: their lookups alone and at once, and one killed.\n"
         "serving: a mixed load on a running Triton server, every answer checked, and its memory.\n"
         f"{', '.join(GPU_BENCHES)}: one op on the GPU, or the layer of\n"
         "three, CUDA-graph replays with a cold L2, against the time of an empty kernel and the\n"
         "measured read rate; gpu: all of these.\n"
         "prefetch: lookups of a table in host memory beside GEMMs; --plot draws its timeline."
     )
-    names = ["ops", "tables", "serving", *GPU_BENCHES, "gpu", "prefetch"]
+    names = ["ops", "tables", "node", "serving", *GPU_BENCHES, "gpu", "prefetch"]
     parser.add_argument(
         "name", metavar="NAME", choices=names, help=f"which benchmark: {', '.join(names)}"
     )
@@ -101,10 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         metavar="N",
         type=shared_options.integer(1, 1024),
-        help=f"tables: processes that share (default: {_RANKS})",
+        help=f"tables, node: processes that share (default: {_RANKS})",
     )
     parser.add_argument(
-        "--memory", metavar="KIND", help="tables: memfd (default), shm, cumem or private"
+        "--memory", metavar="KIND", help="tables, node: memfd (default), shm, cumem or private"
     )
     parser.add_argument(
         "--tokens",
@@ -126,6 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GPU: write the results there, where rows of other benchmarks stay",
     )
     bench_lookup.add_arguments(parser)
+    bench_node.add_arguments(parser)
     bench_serving.add_arguments(parser)
     console.add_json_option(parser)
 
@@ -150,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
     runners = {
         "ops": _run_ops,
         "tables": _run_tables,
+        "node": bench_node.run,
         "serving": bench_serving.run,
         "gpu": _run_gpu,
         "lookup": _run_gpu,
@@ -347,7 +351,7 @@ def _run_tables(args: argparse.Namespace) -> int:
 def _default_table_gb(args: argparse.Namespace, kind: str) -> float:
     if args.place == "host" or kind == "prefetch":
         return _HOST_TABLE_GB
-    return _OPS_TABLE_GB if kind in ("ops", "tables") else _GPU_TABLE_GB
+    return _OPS_TABLE_GB if kind in ("ops", "tables", "node") else _GPU_TABLE_GB
 
 
 def _print_ops(measurements: list[Measurement], sizes: dict[str, object]) -> None:

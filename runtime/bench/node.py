@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All ranks of a node on one table: loading, memory, lookups of one rank alone and of all at once,
+and a rank that is killed under load. Ranks are processes (tables_rank.py) that check rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..devices import num_gpus
+from ..machine import memory_info
+from . import tables
+
+LAYERS = (1, 14)  # V4.1-Flash's
+TOKENS = (1, 64, 1024, 8192)
+PLACEMENTS = ("host", "device_sharded")
+_SEED = 0
+_WORK_SECONDS, _KILLED_AFTER_SECONDS = 2.0, 0.5
+
+
+def bench_node(
+    store: Path,
+    num_ranks: int,
+    placement: str,
+    memory: str,
+    tokens: Sequence[int],
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    """What one bind of made-up tables by `num_ranks` processes shows; GPUs are taken in turn.
+
+    seconds are those until all had their tables, without registered_seconds; bytes_by_rank are what
+    each has mapped or, of parts of GPU memory, holds; used_bytes what the machine has less of free
+    memory. Rates are tokens of a lookup of one layer, a second and rank.
+    """
+    options: dict[str, Any] = {"formula_seed": _SEED}
+    options |= {"memory": memory} if placement == "host" else {"placement": placement}
+    free_bytes: list[int] = []
+
+    def note_free() -> None:
+        free_bytes.append(memory_info()["MemFree"])
+
+    note("bind")
+    with tables.ranks(store, num_ranks, options, when_warm=note_free) as started:
+        note_free()
+        loaded = [rank.loaded for rank in started]
+        rates = []
+        for count in tokens:
+            note(f"{count} tokens")
+            rates.append(_rates(started, count))
+        killed = _kill_last(started) if num_ranks > 1 else None
+    return {
+        "ranks": num_ranks,
+        "gpus": min(num_ranks, num_gpus()),
+        "placement": placement,
+        "memory": memory if placement == "host" else "",
+        "table_bytes": _table_bytes(loaded, placement),
+        "seconds": tables.bind_seconds(loaded),
+        "registered_seconds": tables.registered_seconds(loaded),
+        "bytes_by_rank": [_bytes_of(one) for one in loaded],
+        "used_bytes": free_bytes[0] - free_bytes[1],
+        "rates": rates,
+        "killed": killed,
+    }
+
+
+def _rates(started: Sequence[tables.Rank], count: int) -> dict[str, Any]:
+    alone = started[0].ask("rate", tokens=count)["tokens_per_s"]
+    for rank in started:
+        rank.go_on("rate", tokens=count)
+    together = [rank.answer()["tokens_per_s"] for rank in started]
+    return {"tokens": count, "alone": alone, "together": together}
+
+
+def _kill_last(started: Sequence[tables.Rank]) -> dict[str, Any]:
+    """kill -9 while all look up; who is left goes on, and finds the right rows at the end."""
+    for rank in started:
+        rank.go_on("work", seconds=_WORK_SECONDS)
+    time.sleep(_KILLED_AFTER_SECONDS)
+    *survivors, victim = started
+    victim.kill()
+    lookups = [rank.answer()["lookups"] for rank in survivors]
+    return {"rank": len(survivors), "lookups_of_the_others": lookups}
+
+
+def _bytes_of(loaded: dict[str, Any]) -> int:
+    return sum(table["num_bytes"] for table in loaded["tables"].values())
+
+
+def _table_bytes(loaded: Sequence[dict[str, Any]], placement: str) -> int:
+    each = [_bytes_of(one) for one in loaded]
+    return each[0] if placement == "host" else sum(each)
