@@ -7,7 +7,7 @@ import pytest
 
 from trtllm_engram.runtime.cli import main
 
-RANKS, GB = 3, 0.02
+RANKS, GB = 3, 0.05
 
 
 def bench(capsys, *words):
@@ -23,7 +23,7 @@ def check(found, tokens):
         assert min(rate["together"]) > 0
     assert found["killed"]["rank"] == RANKS - 1
     assert len(found["killed"]["lookups_of_the_others"]) == RANKS - 1
-    assert found["table_bytes"] == pytest.approx(GB * 1e9, rel=0.2)
+    assert found["table_bytes"] == pytest.approx(GB * 1e9, rel=0.25)
 
 
 @pytest.mark.multiproc

@@ -60,22 +60,36 @@ def test_tables_in_gpu_memory(node, tmp_path, placement):
 
 
 def test_scales_of_a_host_table(node, tmp_path):
-    """Beside a table that leaves less than they need; their values would take 200 GiB of RAM."""
-    store = made_up_store(tmp_path / "store", 200 * GIB)
+    """Beside a table that leaves less than they need, but enough for other tests; their values
+    would take 400 GiB of RAM."""
+    store = made_up_store(tmp_path / "store", 400 * GIB)
     ranks = warm_ranks(node, tmp_path, 2)
     options = {"scales": "device", "formula_seed": 1}
     large = made_up_store(tmp_path / "large", TOO_MUCH)
     everything = {"placement": "device", "scales": "device", "formula_seed": 1}
     _, _, there = refused(ranks, Job(tmp_path, large, 2, **everything))
     other = node.ranks(1, {0: ONE_GPU})
-    taken = made_up_store(tmp_path / "taken", there - 8 * GIB)
+    taken = made_up_store(tmp_path / "taken", there - 20 * GIB)
     # Alone, so that nothing is there before a GPU asks; then all of it.
     Job(tmp_path, taken, 1, **everything).bind(other)
     other[0].do("view", name="table_1")
     needed, who, there = refused(ranks, Job(tmp_path, store, 2, **options))
     assert who == "ranks 0, 1"
-    assert needed == pytest.approx(2 * 200 * GIB / 33, rel=0.01)
+    assert needed == pytest.approx(2 * 400 * GIB / 33, rel=0.01)
     assert there < needed
+
+
+@pytest.mark.gpus
+def test_ranks_take_gpus_in_turn(node, tmp_path):
+    """Where their threads have chosen none: each is told of its own."""
+    store = made_up_store(tmp_path / "store", 2 * TOO_MUCH)
+    ranks = node.ranks(2)
+    Job(tmp_path, store, 2, placement="device_sharded", formula_seed=1).ask(ranks)
+    for rank in ranks:
+        error = rank.refused().error
+        found = REFUSAL.fullmatch(error.removeprefix("tables: "))
+        assert found, error
+        assert found[2] in ("rank 0", "rank 1")
 
 
 def test_hot_rows_of_a_host_table(node, tmp_path):

@@ -58,6 +58,7 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")  # begins an entry of smaps
 
 def main(text: str) -> None:
     job = json.loads(text)
+    _choose_gpu(job["group"]["rank"])
     _warm_up(job["group"]["rank"])
     if job["touched_bytes"]:
         touch_memory(job["touched_bytes"])
@@ -80,6 +81,12 @@ def main(text: str) -> None:
                 _tell({"lookups": lookups.work(question["seconds"])})
             else:
                 _tell({"pss_bytes": _pss_bytes(list(_arrays(tables)))})
+
+
+def _choose_gpu(rank: int) -> None:
+    """GPUs in turn, as a model's ranks choose theirs before they bind."""
+    if count := _num_gpus():
+        cuda("cudaSetDevice", rank % count)
 
 
 def _register(names: Iterable[str], rank: int) -> None:
