@@ -14,7 +14,8 @@ one text: a batch of its own of more rows than one has no boundaries between the
 
 What is joined must fit the engine. Triton asks BATCHER_FILE, this library, about every request that
 it may add to a batch; bad ones it cancels; it binds the tables as the model is loaded and unbinds
-them as it goes (cpp/src/triton_batcher.cpp). With sequences Triton takes no such library.
+them as it goes (cpp/src/triton/batcher.cpp). With sequences Triton takes no such library: there
+FRONT_FILE, this library again, stands before the backend and does the same (front.cpp beside it).
 
 With sequences, next_lookback_ids is the state that Triton hands to lookback_ids of the sequence's
 next request; its first request has -1, nothing, in initial_state/.
@@ -41,7 +42,8 @@ PLAN_FILE = "model.plan"
 NO_PAST_FILE = "initial_state/no_past"
 TABLES_FILE = "tables.toml"
 BATCHER_FILE = "batchstrategy.so"
-# The parameters that it reads.
+FRONT_FILE = "libtriton_tensorrt.so"  # the backend's own name: the server looks here first
+# The parameters that either reads.
 MAX_TOKENS = "max_tokens"
 VOCAB_SIZE = "vocab_size"
 TABLES = "tables"  # names, with a comma between them
@@ -50,7 +52,7 @@ _PROFILES = ["0", "1"]  # decode and prefill, of builder.engine.default_profiles
 
 def tensorrt_config(config: EngramConfig, serving: Serving) -> Message:
     """config.pbtxt for an engine with this residual dtype and at least max_batch requests.
-    Parameters: MAX_TOKENS, of the engine, VOCAB_SIZE and TABLES, where there are no sequences."""
+    Parameters: MAX_TOKENS, of the engine, VOCAB_SIZE and TABLES."""
     window = [config.max_ngram_size - 1]
     hidden = TYPES[serving.hidden_dtype]
     residual = [-1, config.hc_mult, config.hidden_size]

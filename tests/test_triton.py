@@ -112,7 +112,7 @@ def test_a_repository_of_the_tensorrt_form(run, files):
     assert {one["numa"] for one in described.values()} == {"interleave"}
 
 
-def stand_in(store, **changes):
+def stand_in(store, most_requests=64, **changes):
     """An engine of `build --flat-hidden`, as runtime.engine tells of it; TensorRT's own are in
     test_triton_tensorrt.py."""
     config = store.config
@@ -126,7 +126,8 @@ def stand_in(store, **changes):
         inputs[f"layers.{layer}.hidden"] = TensorInfo("bfloat16", (None,))
         outputs[f"layers.{layer}.hidden_out"] = TensorInfo("bfloat16", residual)
     profiles = [
-        input_shapes(store, ModelOptions(flat_hidden=True), tokens, 64) for tokens in (64, 128)
+        input_shapes(store, ModelOptions(flat_hidden=True), tokens, most_requests)
+        for tokens in (64, 128)
     ]
     engine = SimpleNamespace(inputs=inputs, outputs=outputs, num_profiles=2)
     engine.shape_range = lambda name, profile: ((0,), profiles[profile][name])
@@ -179,6 +180,22 @@ UNFIT = {
         "--max-batch: expected at most text's 64, fou",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("options", "found"), [((), 64), (("--max-batch", "7"), 7)], ids=["default", "given"]
+)
+@pytest.mark.parametrize("most", [8, 100])
+def test_the_default_of_max_batch_follows_the_engine(run, files, monkeypatch, options, found, most):
+    """Where the engine takes fewer requests than that."""
+    store = open_store(files / "store")
+    engine = stand_in(store, most_requests=most)
+    monkeypatch.setattr(cli_triton, "Engine", lambda plan: engine)
+    name = f"{most}-{found}"
+    words = ("triton", "store", "--model-repository", "batches", "--name", name, *TENSORRT)
+    assert run(*words, *options)[0] == 0
+    config = (files / "batches" / name / "config.pbtxt").read_text()
+    assert f"\nmax_batch_size: {min(found, most)}\n" in f"\n{config}"
 
 
 @pytest.mark.parametrize("kept", [(), ("--sequences",)], ids=["alone", "sequences"])
@@ -270,15 +287,14 @@ def test_hot_rows_of_the_python_form(run, files):
             assert 0 < one["hot"]["num_rows"] <= one["hot"]["capacity"] <= 0.001 * 2**30 / 64
 
 
-def test_sequences_of_the_tensorrt_form_have_no_strategy(run, files):
-    """Triton refuses a model that has both."""
-    words = ("triton", "store", "--model-repository", "kept", *TENSORRT, "--sequences")
-    assert run(*words)[0] == 0
+def test_sequences_of_the_tensorrt_form_have_a_front(run, files):
+    """Triton refuses a model with a strategy."""
+    words = ("triton", "store", "--model-repository", "kept", *TENSORRT, *MAX_TOKENS)
+    assert run(*words, "--sequences")[0] == 0
     assert "batchstrategy.so" not in names_below(files / "kept/engram")
-    assert "parameters" not in (files / "kept/engram/config.pbtxt").read_text()
-    code, _, err = run(*words, *MAX_TOKENS)
-    assert code == 2
-    assert "--max-tokens: expected without --sequences" in only_line(err)
+    assert (files / "kept/engram/libtriton_tensorrt.so").samefile(library_path())
+    config = (files / "kept/engram/config.pbtxt").read_text()
+    assert 'key: "max_tokens"\n  value {\n    string_value: "131"\n' in config
 
 
 def test_tensorrt_config(store):

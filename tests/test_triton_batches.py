@@ -7,42 +7,27 @@ from __future__ import annotations
 
 import queue
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
-from triton_asking import edit_config, hidden_of, output, wrap, write_engine_model
+from triton_asking import edit_config, output, wrap
+from triton_engine_models import (
+    LENGTH,
+    MAX_TOKENS,
+    MODEL,
+    SIZES,
+    TOO_MANY,
+    bad_requests,
+    make_model,
+    request_of,
+    send_to,
+    tables_of,
+    waiting,
+)
 from triton_server import MARKS, client, serve
 from waiting import PATIENCE, wait_until
 
 pytest_plugins = ["triton_fixtures"]
 pytestmark = MARKS
-
-MAX_TOKENS = 131
-TOO_MANY = 200
-SIZES = [1 + number * 11 % MAX_TOKENS for number in range(40)]
-SIZES[20:20] = [TOO_MANY]
-MODEL = """
-import time
-from pathlib import Path
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.folder = Path(args["model_repository"])
-
-    def execute(self, requests):
-        (self.folder / "busy").touch()
-        while not (self.folder / "go").exists():
-            time.sleep(0.01)
-        tokens = [pb_utils.get_input_tensor_by_name(one, "token_ids") for one in requests]
-        total = sum(one.as_numpy().size for one in tokens)
-        told = pb_utils.Tensor("next_lookback_ids", np.array([[len(requests), total]], np.int32))
-        return [pb_utils.InferenceResponse([told]) for _ in requests]
-"""
 
 
 def without_the_library(model):
@@ -53,13 +38,6 @@ def without_the_sizes(model):
     edit_config(model, r"preferred_batch_size: .*\n", "")
 
 
-def make_model(store, repository, name):
-    sizes = ("--max-batch", "8", "--max-tokens", str(MAX_TOKENS))
-    model = write_engine_model(store, repository, name, MODEL, *sizes)
-    (model / "tables.toml").replace(repository.parent / "tables.toml")
-    return model
-
-
 @pytest.fixture(scope="module")
 def server(folder, python):
     (folder / "models").mkdir()
@@ -67,33 +45,6 @@ def server(folder, python):
     tables = {"TRTLLM_ENGRAM_TABLES": str(folder / "tables.toml")}
     with serve(folder / "models", python, folder / "log", explicit, environment=tables) as server:
         yield server
-
-
-def waiting(server, name):
-    """Requests that no instance has begun."""
-    found = re.search(
-        rf'^nv_inference_pending_request_count{{model="{name}".*}} (\d+)', server.metrics(), re.M
-    )
-    return int(found[1])
-
-
-def request_of(store, size):
-    return {
-        "token_ids": np.zeros((1, size), np.int32),
-        "positions": np.arange(size)[None],
-        "lookback_ids": np.full((1, 2), -1, np.int32),
-        **hidden_of(store, 0, size),
-    }
-
-
-def send_to(connection, name, inputs, answers, number):
-    connection.async_infer(
-        name,
-        wrap(connection, inputs),
-        lambda result, error: answers.put((number, result, error)),
-        outputs=[output(connection, "next_lookback_ids")],
-        request_id=f"number {number}",
-    )
 
 
 def batches_of(server, store, model):
@@ -139,45 +90,6 @@ def test_what_closes_it(server, store, folder, spoil):
         return any(number > 1 and tokens > MAX_TOKENS for _, number, tokens in found)
 
     assert any(joins_too_much() for _ in range(10))
-
-
-def with_value(name, place, value):
-    def spoil(inputs, store):
-        inputs[name][0, place] = store.token_map.size if value is None else value
-
-    return spoil
-
-
-def with_length(name, size):
-    def spoil(inputs, store):
-        inputs[name] = np.zeros((1, size, *inputs[name].shape[2:]), inputs[name].dtype)
-
-    return spoil
-
-
-def of_two_texts(inputs, store):
-    inputs.update({name: np.repeat(array, 2, axis=0) for name, array in inputs.items()})
-
-
-LENGTH = 9
-BAD = {
-    with_value("token_ids", 7, None): "token_ids[7]: expected 0 to {last}, found {vocabulary}",
-    with_value("token_ids", 0, -1): "token_ids[0]: expected 0 to {last}, found -1",
-    with_value("lookback_ids", 1, None): "lookback_ids[1]: expected -1 to {last}, found",
-    with_value("lookback_ids", 0, -2): "lookback_ids[0]: expected -1 to {last}, found -2",
-    with_length("positions", 8): "positions: expected 9 tokens, as in token_ids, found 8",
-    with_length("layers.5.hidden", 10): "layers.5.hidden: expected 9 tokens, as in token_ids",
-    of_two_texts: "token_ids: expected one text in a request, found 2",
-}
-
-
-def bad_requests(store):
-    """Each with what the log says of it."""
-    vocabulary = store.token_map.size
-    for spoil, said in BAD.items():
-        inputs = request_of(store, LENGTH)
-        spoil(inputs, store)
-        yield inputs, said.format(last=vocabulary - 1, vocabulary=vocabulary)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -226,16 +138,16 @@ def test_a_parameter_that_is_no_number(server, store, folder, text):
         server.connect("http").load_model(model.name)
 
 
-def tables_of(server):
-    """Those that the server has in memory."""
-    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
-    return sorted(set(re.findall(r"memfd:trtllm-engram:(\w+)\.values", maps)))
+KEPT = pytest.mark.parametrize("kept", [(), ("--sequences",)], ids=["alone", "sequences"])
 
 
-def test_tables_go_with_the_last_model_and_come_as_the_file_has_them(server, store, folder):
+@KEPT
+def test_tables_go_with_the_last_model_and_come_as_the_file_has_them(server, store, folder, kept):
     """Two models on the same tables."""
     connection, file = server.connect("http"), folder / "tables.toml"
-    models = [make_model(store, folder / "models", name) for name in ("first", "second")]
+    names = [f"{name}{''.join(kept)}" for name in ("first", "second")]
+    first, second = names
+    models = [make_model(store, folder / "models", name, *kept) for name in names]
     text = file.read_text()
     on_disk = re.sub(r"(?s)(engram_5.*)", r'\1\nplacement = "disk"', text)
 
@@ -246,20 +158,20 @@ def test_tables_go_with_the_last_model_and_come_as_the_file_has_them(server, sto
     for model in models:
         connection.load_model(model.name)
     has_tables("engram_1", "engram_5")
-    connection.unload_model("first")
-    wait_until(lambda: "successfully unloaded 'first'" in server.log())
+    connection.unload_model(first)
+    wait_until(lambda: f"successfully unloaded '{first}'" in server.log())
     has_tables("engram_1", "engram_5")
-    connection.unload_model("second")
+    connection.unload_model(second)
     has_tables()
     file.write_text(on_disk)
-    connection.load_model("first")
+    connection.load_model(first)
     has_tables("engram_1")
     file.write_text(text)
-    connection.load_model("second")  # a table that has changed since
+    connection.load_model(second)  # a table that has changed since
     has_tables("engram_1", "engram_5")
     file.write_text(on_disk)
     (models[1] / "1/model.py").write_text(f"{MODEL}# changed\n")
-    connection.load_model("second")  # while it serves
+    connection.load_model(second)  # while it serves
     has_tables("engram_1")
     for model in models:
         connection.unload_model(model.name)
@@ -281,11 +193,12 @@ REFUSED = {
 }
 
 
+@KEPT
 @pytest.mark.parametrize("spoil", REFUSED)
-def test_without_its_tables_a_model_is_unavailable(store, tmp_path, python, spoil):
+def test_without_its_tables_a_model_is_unavailable(store, tmp_path, python, spoil, kept):
     """Until they are there: the server lives, and loads it then."""
     (tmp_path / "models").mkdir()
-    model = make_model(store, tmp_path / "models", "engram")
+    model = make_model(store, tmp_path / "models", "engram", *kept)
     (model / "go").touch()
     file = tmp_path / "tables.toml"
     text = file.read_text()

@@ -195,6 +195,48 @@ def test_a_bad_request_is_an_error_of_its_own(server, store, size):
 
 
 @on_gpu
+def test_a_bad_request_leaves_its_sequence_as_it_was(server, store):
+    """With words, and no device fault for the next step."""
+    connection, text, lookback = server.connect("grpc"), text_of(store, 24), NOTHING
+    for place in range(0, text.size, 8):
+        good = request(store, text[place : place + 8], place, lookback)
+        bad = {**good, "token_ids": good["token_ids"] + store.token_map.size}
+        lookback = text[place : place + 8][::-1][None, :2]
+        sent = [bad, good] if place else [good]
+        for inputs in sent:
+            wrapped = wrap({name: one for name, one in inputs.items() if name != "lookback_ids"})
+            options = {"sequence_id": 77, "sequence_start": place == 0}
+            options["sequence_end"] = place + 8 == text.size and inputs is good
+            if inputs is bad:
+                with pytest.raises(client("grpc").InferenceServerException, match="expected 0 to"):
+                    connection.infer("turns", wrapped, **options)
+            else:
+                answered(store, good, connection.infer("turns", wrapped, **options))
+
+
+@on_gpu
+def test_sequences_of_more_tokens_than_the_engine_takes(server, store):
+    """Run in several steps, each a whole text."""
+    connection, answers = server.connect("grpc"), queue.Queue()
+    asked = [
+        request(store, text_of(store, MAX_TOKENS - seed, seed), 0, NOTHING) for seed in range(9)
+    ]
+    for number, inputs in enumerate(asked):
+        connection.async_infer(
+            "turns",
+            wrap({name: one for name, one in inputs.items() if name != "lookback_ids"}),
+            lambda result, error, number=number: answers.put((number, result, error)),
+            sequence_id=100 + number,
+            sequence_start=True,
+            sequence_end=True,
+        )
+    for _ in asked:
+        number, result, error = answers.get(timeout=PATIENCE)
+        assert error is None, error
+        answered(store, asked[number], result)
+
+
+@on_gpu
 def test_no_more_tokens_than_the_engine_takes(tmp_path, store, plan, capsys):
     words = ["--form", "tensorrt", "--engine", str(plan), "--max-tokens", str(MAX_TOKENS + 1)]
     assert main(["triton", str(store.path), "--model-repository", str(tmp_path), *words]) == 2
@@ -203,13 +245,18 @@ def test_no_more_tokens_than_the_engine_takes(tmp_path, store, plan, capsys):
 
 
 @on_gpu
-def test_unload_and_reload(server, store):
+@pytest.mark.parametrize("name", ["engram", "turns"])
+def test_unload_and_reload(server, store, name):
     connection = server.connect("grpc")
     for _ in range(3):
-        connection.unload_model("engram")
-        connection.load_model("engram")
-        inputs = request(store, text_of(store, 9), 0, NOTHING)
-        answered(store, inputs, connection.infer("engram", wrap(inputs)))
+        connection.unload_model(name)
+        connection.load_model(name)
+        inputs, options = request(store, text_of(store, 9), 0, NOTHING), {}
+        asked = dict(inputs)
+        if name == "turns":
+            del asked["lookback_ids"]
+            options = {"sequence_id": 5, "sequence_start": True, "sequence_end": True}
+        answered(store, inputs, connection.infer(name, wrap(asked), **options))
 
 
 MISSING = {

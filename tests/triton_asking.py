@@ -9,9 +9,10 @@ import re
 import ml_dtypes
 import numpy as np
 from command_line import TEXT
-from triton_server import client
+from triton_server import BACKENDS, client
 from waiting import PATIENCE
 
+from trtllm_engram.builder.triton_tensorrt import FRONT_FILE
 from trtllm_engram.runtime.cli import main
 from trtllm_engram.runtime.hidden import SeededHidden
 from trtllm_engram.runtime.text import encode
@@ -45,6 +46,11 @@ def write_engine_model(store, repository, name, code, *options):
     edit_config(model, "KIND_GPU", "KIND_CPU")
     edit_config(model, r".*(gpus|profile|default_model_filename): .*\n", "")
     (model / "1/model.py").write_text(code)
+    front = model / FRONT_FILE
+    if front.is_symlink():  # a backend of Python looks for the rest of it beside itself
+        front.rename(model / "libtriton_python.so")
+        for file in [*(BACKENDS / "python").glob("triton_python_*"), model / "1/model.py"]:
+            (model / file.name).symlink_to(file)
     return model
 
 

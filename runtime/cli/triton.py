@@ -18,6 +18,7 @@ from trtllm_engram.builder.layers import table_name
 from trtllm_engram.builder.triton import MODEL_PY, Serving, python_config, write_model
 from trtllm_engram.builder.triton_tensorrt import (
     BATCHER_FILE,
+    FRONT_FILE,
     MAX_TOKENS,
     NO_PAST_FILE,
     PLAN_FILE,
@@ -43,6 +44,7 @@ from . import console, shared_options
 EXAMPLE = "trtllm-engram triton STORE --model-repository models"
 
 _MAX_TOKENS = 8192
+_MAX_BATCH = 64
 _MAX_BATCH_OF_ENGINES = 4096  # their config.pbtxt has a line of all sizes of a batch
 # Of glibc: the server's many threads give large buffers back when they are done with them.
 _MALLOC = "MALLOC_ARENA_MAX=4 MALLOC_MMAP_THRESHOLD_=262144"
@@ -102,8 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-batch",
         metavar="N",
         type=shared_options.integer(1),
-        default=64,
-        help="requests at a time (default: 64)",
+        help=f"requests at a time (default: {_MAX_BATCH}, or those that the engine of --form "
+        "tensorrt takes, if fewer)",
     )
     parser.add_argument(
         "--max-tokens",
@@ -164,7 +166,8 @@ def _write_python(args: argparse.Namespace, store: Store) -> dict[str, str]:
         keeper=args.keeper,
         table=_table_options(args),
     )
-    config = python_config(store.config, _serving(args, gpus, settings.parameters()))
+    max_batch = args.max_batch or _MAX_BATCH
+    config = python_config(store.config, _serving(args, gpus, max_batch, settings.parameters()))
     files = {"1/model.py": MODEL_PY.encode()}
     folder = write_model(args.model_repository, args.name, config, files)
     python = shlex.quote(str(Path(sys.executable).absolute().parent))
@@ -184,9 +187,7 @@ def _write_tensorrt(args: argparse.Namespace, store: Store) -> dict[str, str]:
         raise InputError("--form tensorrt: expected --engine PLAN, found none")
     if args.no_text:
         raise InputError("--no-text: expected with --form python")
-    if args.sequences and args.max_tokens:
-        raise InputError("--max-tokens: expected without --sequences in --form tensorrt")
-    if args.max_batch > _MAX_BATCH_OF_ENGINES:
+    if args.max_batch is not None and args.max_batch > _MAX_BATCH_OF_ENGINES:
         raise InputError(
             f"--max-batch: expected at most {_MAX_BATCH_OF_ENGINES} with --form tensorrt, found "
             f"{args.max_batch}"
@@ -199,16 +200,14 @@ def _write_tensorrt(args: argparse.Namespace, store: Store) -> dict[str, str]:
     with reading(args.engine):
         plan = args.engine.read_bytes()
     check_fingerprint(args.engine, plan, store)
-    max_tokens, unchecked = _check_engine(args, store)
-    parameters, links = {}, {}
-    if not args.sequences:
-        parameters = {
-            MAX_TOKENS: str(max_tokens),
-            VOCAB_SIZE: str(store.token_map.size),
-            TABLES: ",".join(map(table_name, store.config.layer_ids)),
-        }
-        links = {BATCHER_FILE: library_path()}
-    config = tensorrt_config(store.config, _serving(args, gpus, parameters))
+    max_batch, max_tokens, unchecked = _check_engine(args, store)
+    parameters = {
+        MAX_TOKENS: str(max_tokens),
+        VOCAB_SIZE: str(store.token_map.size),
+        TABLES: ",".join(map(table_name, store.config.layer_ids)),
+    }
+    config = tensorrt_config(store.config, _serving(args, gpus, max_batch, parameters))
+    links = {FRONT_FILE if args.sequences else BATCHER_FILE: library_path()}
     files = {
         f"1/{PLAN_FILE}": plan,
         NO_PAST_FILE: no_past(store.config),
@@ -222,23 +221,27 @@ def _write_tensorrt(args: argparse.Namespace, store: Store) -> dict[str, str]:
     return {"folder": str(folder), "launch": launch, **notes}
 
 
-def _check_engine(args: argparse.Namespace, store: Store) -> tuple[int | None, str | None]:
-    """Tokens at a time: those given, or of the engine's largest profile, which are the most; and
-    why the engine cannot be looked at, where that is so."""
-    given = args.max_tokens
+def _check_engine(args: argparse.Namespace, store: Store) -> tuple[int, int, str | None]:
+    """Requests and tokens at a time: those given, or of the engine, whose largest profile takes the
+    most tokens; and why the engine cannot be looked at, where that is so."""
     try:
         engine = Engine(args.engine)
     except EngramError as error:
-        if given is None and not args.sequences:
+        if args.max_tokens is None:
             raise InputError(
                 f"--max-tokens: expected `build`'s, where the engine cannot be read: {error}"
             ) from error
-        return given, str(error)
-    check_flat_engine(args.engine, engine, store, args.hidden_dtype, args.max_batch)
-    (most,) = engine.shape_range("token_ids", engine.num_profiles - 1)[1]
-    if given is not None and given > most:
-        raise InputError(f"--max-tokens: expected at most {args.engine}'s {most}, found {given}")
-    return most if given is None else given, None
+        return args.max_batch or _MAX_BATCH, args.max_tokens, str(error)
+    most_requests = check_flat_engine(args.engine, engine, store, args.hidden_dtype)
+    (most_tokens,) = engine.shape_range("token_ids", engine.num_profiles - 1)[1]
+    for name, given, most in (
+        ("--max-batch", args.max_batch, most_requests),
+        ("--max-tokens", args.max_tokens, most_tokens),
+    ):
+        if given is not None and given > most:
+            raise InputError(f"{name}: expected at most {args.engine}'s {most}, found {given}")
+    max_batch = args.max_batch or min(_MAX_BATCH, most_requests)
+    return max_batch, args.max_tokens or most_tokens, None
 
 
 def _tables_toml(args: argparse.Namespace, store: Store) -> str:
@@ -250,11 +253,13 @@ def _tables_toml(args: argparse.Namespace, store: Store) -> str:
     return to_toml(tables, None if args.keeper is None else Group(keeper=args.keeper))
 
 
-def _serving(args: argparse.Namespace, gpus: Sequence[int], parameters: dict[str, str]) -> Serving:
+def _serving(
+    args: argparse.Namespace, gpus: Sequence[int], max_batch: int, parameters: dict[str, str]
+) -> Serving:
     return Serving(
         gpus=gpus,
         instances=args.instances,
-        max_batch=args.max_batch,
+        max_batch=max_batch,
         sequences=args.sequences,
         text=not args.no_text,
         hidden_dtype=args.hidden_dtype,

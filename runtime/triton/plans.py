@@ -29,11 +29,9 @@ def check_fingerprint(plan: Path, content: bytes, store: Store) -> None:
         )
 
 
-def check_flat_engine(
-    plan: Path, engine: Engine, store: Store, hidden_dtype: str, max_batch: int
-) -> None:
-    """Refuses an engine that is not one of `build --flat-hidden` for this store, or that takes
-    fewer requests."""
+def check_flat_engine(plan: Path, engine: Engine, store: Store, hidden_dtype: str) -> int:
+    """How many requests an engine takes. Refuses one that is not of `build --flat-hidden` for this
+    store."""
     config = store.config
     window = TensorInfo("int32", (None, config.max_ngram_size - 1))
     tokens = TensorInfo("int32", (None,))
@@ -63,11 +61,11 @@ def check_flat_engine(
         raise InputError(
             f"{plan}: expected {_NUM_PROFILES} profiles, {wanted}, found {engine.num_profiles}"
         )
-    for profile in range(_NUM_PROFILES):
-        _check_profile(plan, engine, store, profile, max_batch)
+    return min(_check_profile(plan, engine, store, profile) for profile in range(_NUM_PROFILES))
 
 
-def _check_profile(plan: Path, engine: Engine, store: Store, profile: int, max_batch: int) -> None:
+def _check_profile(plan: Path, engine: Engine, store: Store, profile: int) -> int:
+    """The most requests."""
     (num_tokens,) = engine.shape_range("token_ids", profile)[1]
     num_values = num_tokens * store.config.hc_mult * store.config.hidden_size
     for name in map(hidden_name, store.config.layer_ids):
@@ -78,10 +76,7 @@ def _check_profile(plan: Path, engine: Engine, store: Store, profile: int, max_b
                 f"store's residual stream has them, found {found}"
             )
     (num_bounds,) = engine.shape_range("cu_seqlens", profile)[1]
-    if max_batch >= num_bounds:
-        raise InputError(
-            f"--max-batch: expected at most {plan}'s {num_bounds - 1}, found {max_batch}"
-        )
+    return num_bounds - 1
 
 
 def _shown(info: TensorInfo) -> str:
