@@ -20,24 +20,6 @@ bool has_context() {
 }  // namespace
 #endif
 
-int choose_device([[maybe_unused]] int rank) {
-#if ENGRAM_CUDA
-  try {
-    require_cuda(0);
-  } catch (const Error&) {
-    return -1;
-  }
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "current CUDA device");
-  if (device != 0 || has_context()) return device;
-  int num_devices = 1;
-  check_cuda(cudaGetDeviceCount(&num_devices), "CUDA devices");
-  return rank % num_devices;
-#else
-  return -1;
-#endif
-}
-
 int chosen_device() {
 #if ENGRAM_CUDA
   try {
@@ -52,6 +34,17 @@ int chosen_device() {
 #else
   return -1;
 #endif
+}
+
+int choose_device([[maybe_unused]] int rank) {
+#if ENGRAM_CUDA
+  const int chosen = chosen_device();
+  if (chosen >= 0) return chosen;
+  int num_devices = 0;
+  if (cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0) return rank % num_devices;
+  cudaGetLastError();  // answered here
+#endif
+  return -1;
 }
 
 GpuRoom gpu_room([[maybe_unused]] int device, [[maybe_unused]] int64_t needed_bytes) {

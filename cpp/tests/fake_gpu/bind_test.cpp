@@ -9,6 +9,7 @@
 #include "../texts.h"
 #include "fake_gpus.h"
 #include "table/parts.h"
+#include "table/seat.h"
 
 namespace engram {
 namespace {
@@ -137,6 +138,18 @@ TEST_CASE("a GPU too small for its ranks' tables is told with the numbers, befor
       }
     }
   }
+}
+
+TEST_CASE("ranks take the GPUs in turn where their threads have chosen none, and then have none") {
+  machine().visible = {kGpus[0], kGpus[1]};
+  fake::current_context = nullptr;
+  for (const int rank : {0, 1, 2, 3}) {
+    CHECK(choose_device(rank) == rank % 2);
+    CHECK(fake::current_context == nullptr);
+  }
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  CHECK(choose_device(1) == 0);
+  fake::current_context = nullptr;
 }
 
 TEST_CASE("a process alone is told where its thread has chosen a GPU") {

@@ -87,8 +87,10 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 const char* cudaGetErrorName(cudaError_t) { return "cudaErrorUnknown"; }
+//! As every call of the run time may, it begins with the first GPU where the thread has none.
 cudaError_t cudaGetDevice(int* device) {
   *device = current_device();
+  if (current_context == nullptr) current_context = reinterpret_cast<CUcontext>(intptr_t{1});
   return answer();
 }
 cudaError_t cudaSetDevice(int device) {
