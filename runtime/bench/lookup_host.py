@@ -130,7 +130,8 @@ def _to_bf16(
         for blocks in _EXPLAINED_BLOCKS:
             path = (_native.LookupPath.SORTED, blocks)
             contenders[f"sorted, {blocks}"] = look_up(ids, others, path)
-        for blocks in _GATHERED_BLOCKS:
+        has_threads = bool(_native.table_view(NAME, torch.cuda.current_device()).lanes)
+        for blocks in _GATHERED_BLOCKS if has_threads else ():
             path = (_native.LookupPath.GATHERED, blocks)
             contenders[f"gathered, {blocks}"] = look_up(ids, others, path)
     row = "host lookup to BF16"

@@ -186,6 +186,8 @@ def _run_gpu(args: argparse.Namespace) -> int:
         _print_gpu(results, bench.ceilings, about)
     if args.output:
         report.write_entries(args.output, entries)
+    if args.calibrate:
+        bench_lookup.write_calibration(args.calibrate, results, about)
     if args.plot and timelines:
         title = f"{prefetch.TWO_LAYERS}, T = {tokens[-1]}, {about['machine']}"
         timeline.plot(args.plot, timelines, title)

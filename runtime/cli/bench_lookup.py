@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
 from ..bench import gpu, lookup, lookup_host, lookup_text
+from ..bench.calibration import calibration
 from ..bench.rivals import Rivals
 from . import shared_options
 
-OPTIONS = ("place", "explain", "text", "hot_text", "hot_gib", "hot_adaptive")
+OPTIONS = ("place", "explain", "calibrate", "text", "hot_text", "hot_gib", "hot_adaptive")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="--place host: every path beside the one that is chosen",
+    )
+    group.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        type=Path,
+        help="--explain: write from how many tokens on which path is best, for "
+        "TRTLLM_ENGRAM_CALIBRATION",
     )
     group.add_argument(
         "--text",
@@ -62,6 +72,8 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, option) and args.place != "host":
             found = args.place or "device"
             raise InputError(f"--{option}: expected with --place host, found {found}")
+    if args.calibrate and not args.explain:
+        raise InputError("--calibrate: expected with --explain, found it without")
     if args.explain and args.text:
         raise InputError("--explain: expected with random rows, found --text")
     if args.hot_text and not args.text:
@@ -80,3 +92,9 @@ def cases(args: argparse.Namespace, tokens: list[int], rivals: Rivals | None) ->
     if args.place == "host":
         return lookup_host.cases(tokens, args.table_gb, rivals, bool(args.explain))
     return lookup.cases(tokens, args.table_gb, rivals)
+
+
+def write_calibration(path: Path, results: Sequence[gpu.Result], about: Mapping[str, str]) -> None:
+    text = json.dumps(calibration(results, about), indent=1)
+    with writing(path):
+        path.write_text(text + "\n", encoding="utf-8")

@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which way a lookup goes on a GPU.
 #include "engram/ops.h"
+#include "ops/lookup_thresholds.h"
 #include "ops/row_runs.h"
 #include "table/lane.h"
 
 namespace engram {
-namespace {
-
-//! Below, too few rows are neighbours for sorting to pay.
-constexpr int64_t kSortedTokens = 512;
-//! Below, a GPU has read the rows before the CPU's threads are awake.
-constexpr int64_t kGatheredTokens = 256;
-
-}  // namespace
 
 int32_t lookup_path(const engram_lookup_args& args) {
   if (args.path != ENGRAM_LOOKUP_AUTO) return args.path;
-  if (args.values_in_host != 0 && args.lanes != nullptr && args.num_tokens >= kGatheredTokens) {
+  if (args.values_in_host == 0) return ENGRAM_LOOKUP_DIRECT;
+  const LookupThresholds& thresholds = lookup_thresholds();
+  if (args.lanes != nullptr && args.num_tokens >= thresholds.gathered_tokens) {
     return ENGRAM_LOOKUP_GATHERED;
   }
-  const bool sorted = args.values_in_host != 0 && args.num_tokens >= kSortedTokens;
-  if (!sorted || args.workspace_bytes < run_array_bytes(segment_shape(args))) {
+  if (args.num_tokens < thresholds.sorted_tokens ||
+      args.workspace_bytes < run_array_bytes(segment_shape(args))) {
     return ENGRAM_LOOKUP_DIRECT;
   }
   return ENGRAM_LOOKUP_SORTED;
