@@ -3,6 +3,8 @@
 
 import inspect
 import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -290,3 +292,22 @@ def test_view_reads_the_rows(store, placement, scales):
         found = device.get(out)
     expected = ops.lookup(table.values, table.scales, ids)
     np.testing.assert_array_equal(found, expected.view(np.uint16))
+
+
+@pytest.mark.gpu
+def test_a_thread_that_asks_for_a_gpu_keeps_its_context(store):
+    """Here none; and a GPU that nobody chose has none either."""
+    script = """if True:
+        import sys
+        from trtllm_engram.runtime import Tables, _native, gpus
+        from trtllm_engram.runtime.device_array import cuda
+        last = len(gpus.probe_driver().gpus) - 1
+        with Tables() as tables:
+            tables.bind("table", sys.argv[1], layer=5)
+            _native.table_view("table", last)
+            assert int(cuda("cuCtxGetCurrent")) == 0
+        assert int(cuda("cuCtxGetCurrent")) == 0
+        has_context = [cuda("cuDevicePrimaryCtxGetState", gpu)[1] for gpu in range(last + 1)]
+        assert has_context == [0] * last + [1], has_context
+        """
+    subprocess.run([sys.executable, "-c", script, store.path], check=True)

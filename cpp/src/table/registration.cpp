@@ -38,6 +38,7 @@ int attribute(cudaDeviceAttr name, int device) {
 }  // namespace
 
 bool can_register_read_only(int device) {
+  const OnGpu gpu(device, std::nothrow);  // a thread without a GPU might be given the first one
   int value = 0;
   const cudaError_t code =
       cudaDeviceGetAttribute(&value, cudaDevAttrHostRegisterReadOnlySupported, device);
