@@ -107,15 +107,16 @@ def test_a_killed_instance_fails_its_own_requests(server, store, folder):
 
 @pytest.mark.parametrize(
     ("options", "num_states"),
-    [(("--max-tokens", "131"), 0), (("--sequences",), 1)],
+    [((), 0), (("--sequences",), 1)],
     ids=["alone", "sequences"],
 )
 def test_the_server_understands_the_tensorrt_form(server, store, folder, options, num_states):
     """Without its TensorRT backend and a GPU: what a server checks of a configuration itself (batch
     inputs and outputs, states, graphs) is checked as a Python model's."""
-    name = "plan" + options[0]
+    name = "".join(["plan", *options])
     (folder / "no.plan").write_bytes(b"")
-    words = ["--name", name, "--form", "tensorrt", "--engine", str(folder / "no.plan"), *options]
+    words = ["--name", name, "--form", "tensorrt", "--engine", str(folder / "no.plan")]
+    words += ["--max-tokens", "131", *options]
     write_model(store, folder / "models", *words)
     config = folder / "models" / name / "config.pbtxt"
     text = config.read_text().replace('"tensorrt"', '"python"').replace("KIND_GPU", "KIND_CPU")
