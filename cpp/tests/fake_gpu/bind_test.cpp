@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <tuple>
+
 #include "../stores.h"
 #include "../texts.h"
 #include "fake_gpus.h"
@@ -101,20 +103,31 @@ int64_t bytes_of(Placement placement, Placement scales, int rank) {
   return 2 * bytes;
 }
 
+//! What the hot rows of two host tables take where all are adaptive: buckets of 4 for twice as many
+//! rows as there are, each with its scales and a word.
+int64_t hot_bytes() {
+  const int row_bytes = kStoreHeadDim + kStoreHeadDim / 32;
+  return 2 * ((2 * kStoreRows + 3) / 4) * 4 * (row_bytes + int64_t{sizeof(uint64_t)});
+}
+
 TEST_CASE("a GPU too small for its ranks' tables is told with the numbers, before any is taken") {
   const Folder store;
   write_store(store);
-  for (const auto& [placement, scales] :
-       {std::pair(Placement::kDevice, Placement::kDevice),
-        std::pair(Placement::kDeviceSharded, Placement::kDeviceSharded),
-        std::pair(Placement::kHost, Placement::kDevice)}) {
+  for (const auto& [placement, scales, hot] :
+       {std::tuple(Placement::kDevice, Placement::kDevice, false),
+        std::tuple(Placement::kDeviceSharded, Placement::kDeviceSharded, false),
+        std::tuple(Placement::kHost, Placement::kDevice, false),
+        std::tuple(Placement::kHost, Placement::kHost, true)}) {
     CAPTURE(placement_name(placement));
+    CAPTURE(hot);
     Bindings bindings = bindings_of(store);
     for (auto& [name, options] : bindings.tables) {
       options.placement = placement;
       options.scales = scales;
+      if (hot) options.hot_adaptive = 1;
     }
-    const int64_t needed = bytes_of(placement, scales, 0) + bytes_of(placement, scales, 2);
+    const int64_t needed = bytes_of(placement, scales, 0) + bytes_of(placement, scales, 2) +
+                           (hot ? 2 * hot_bytes() : 0);
     REQUIRE(needed > 0);
     // So small a table has no granule for rank 0.
     const char* const who = placement == Placement::kDeviceSharded ? "rank 2" : "ranks 0, 2";
