@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """polygraphy's form of compare: the same data, comparison and verdict."""
 
+import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from checkout import ROOT
 from compare_cases import (
     FORMS,
     OUT,
@@ -59,6 +62,16 @@ def polygraphy(*arguments):
         text=True,
         check=False,
     )
+
+
+def test_polygraphy_finds_the_runner_by_itself():
+    """The commands here add it where no entry point does, as in a tree that is not installed."""
+    from trtllm_engram.runtime.compare.polygraphy_args import argument_groups
+
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    group = declared.partition('[project.entry-points."polygraphy.run.plugins"]\n')[2]
+    module, name = re.match(r'engram-ref = "(.+):(.+)"', group).groups()
+    assert getattr(importlib.import_module(module), name) is argument_groups
 
 
 def test_polygraphy_reference(store, tmp_path):
