@@ -20,6 +20,7 @@ from triton_engine_models import (
     make_model,
     request_of,
     send_to,
+    serve_folder,
     tables_of,
     waiting,
 )
@@ -40,10 +41,7 @@ def without_the_sizes(model):
 
 @pytest.fixture(scope="module")
 def server(folder, python):
-    (folder / "models").mkdir()
-    explicit = "--model-control-mode=explicit"
-    tables = {"TRTLLM_ENGRAM_TABLES": str(folder / "tables.toml")}
-    with serve(folder / "models", python, folder / "log", explicit, environment=tables) as server:
+    with serve_folder(folder, python) as server:
         yield server
 
 

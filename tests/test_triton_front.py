@@ -18,10 +18,11 @@ from triton_engine_models import (
     make_model,
     request_of,
     send_to,
+    serve_folder,
     waiting,
     without_past,
 )
-from triton_server import MARKS, client, serve
+from triton_server import MARKS, client
 from waiting import PATIENCE, wait_until
 
 pytest_plugins = ["triton_fixtures"]
@@ -32,10 +33,7 @@ FRONT = "libtriton_python.so"
 
 @pytest.fixture(scope="module")
 def server(folder, python):
-    (folder / "models").mkdir()
-    explicit = "--model-control-mode=explicit"
-    tables = {"TRTLLM_ENGRAM_TABLES": str(folder / "tables.toml")}
-    with serve(folder / "models", python, folder / "log", explicit, environment=tables) as server:
+    with serve_folder(folder, python) as server:
         yield server
 
 

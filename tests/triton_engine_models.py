@@ -4,11 +4,13 @@ time, and what they are asked."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 import numpy as np
 from triton_asking import hidden_of, output, wrap, write_engine_model
+from triton_server import serve
 
 MAX_TOKENS = 131
 TOO_MANY = 200
@@ -38,6 +40,16 @@ class TritonPythonModel:
         told = pb_utils.Tensor("next_lookback_ids", np.array([[len(requests), total]], np.int32))
         return [pb_utils.InferenceResponse([told]) for _ in requests]
 """
+
+
+@contextlib.contextmanager
+def serve_folder(folder, python):
+    """A server of folder/models, where nothing is yet, with the tables of make_model's file."""
+    (folder / "models").mkdir()
+    explicit = "--model-control-mode=explicit"
+    tables = {"TRTLLM_ENGRAM_TABLES": str(folder / "tables.toml")}
+    with serve(folder / "models", python, folder / "log", explicit, environment=tables) as server:
+        yield server
 
 
 def make_model(store, repository, name, *options):

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/lookup_thresholds.h"
 
-#include <cstdlib>
 #include <fstream>
 
 #include "doctest/doctest.h"
-#include "engram/engram.h"
-#include "engram/ops.h"
-#include "made_file.h"
 #include "stores.h"
 #include "texts.h"
 

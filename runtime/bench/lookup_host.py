@@ -94,6 +94,7 @@ class HostTable:
         view = _native.table_view(NAME, torch.cuda.current_device())
         rows = view.num_rows
         self.values = tensor_at(view.values, (rows, HEAD_DIM))
+        self.has_threads = bool(view.lanes)  # that gather
         self.host_scales = None
         if with_rivals:
             scales = tensor_at(view.scales, (rows, num_blocks(HEAD_DIM)))
@@ -130,8 +131,7 @@ def _to_bf16(
         for blocks in _EXPLAINED_BLOCKS:
             path = (_native.LookupPath.SORTED, blocks)
             contenders[f"sorted, {blocks}"] = look_up(ids, others, path)
-        has_threads = bool(_native.table_view(NAME, torch.cuda.current_device()).lanes)
-        for blocks in _GATHERED_BLOCKS if has_threads else ():
+        for blocks in _GATHERED_BLOCKS if table.has_threads else ():
             path = (_native.LookupPath.GATHERED, blocks)
             contenders[f"gathered, {blocks}"] = look_up(ids, others, path)
     row = "host lookup to BF16"

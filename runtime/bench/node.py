@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..devices import num_gpus
-from ..machine import memory_info
 from . import tables
 
 LAYERS = (1, 14)  # V4.1-Flash's
@@ -36,30 +35,25 @@ def bench_node(
     """
     options: dict[str, Any] = {"formula_seed": _SEED}
     options |= {"memory": memory} if placement == "host" else {"placement": placement}
-    free_bytes: list[int] = []
-
-    def note_free() -> None:
-        free_bytes.append(memory_info()["MemFree"])
-
     note("bind")
-    with tables.ranks(store, num_ranks, options, when_warm=note_free) as started:
-        note_free()
+    with tables.weighed_ranks(store, num_ranks, options) as (started, used_bytes):
         loaded = [rank.loaded for rank in started]
         rates = []
         for count in tokens:
             note(f"{count} tokens")
             rates.append(_rates(started, count))
         killed = _kill_last(started) if num_ranks > 1 else None
+    held = [tables.bytes_of(one) for one in loaded]
     return {
         "ranks": num_ranks,
         "gpus": min(num_ranks, num_gpus()),
         "placement": placement,
         "memory": memory if placement == "host" else "",
-        "table_bytes": _table_bytes(loaded, placement),
+        "table_bytes": held[0] if placement == "host" else sum(held),
         "seconds": tables.bind_seconds(loaded),
         "registered_seconds": tables.registered_seconds(loaded),
-        "bytes_by_rank": [_bytes_of(one) for one in loaded],
-        "used_bytes": free_bytes[0] - free_bytes[1],
+        "bytes_by_rank": held,
+        "used_bytes": used_bytes,
         "rates": rates,
         "killed": killed,
     }
@@ -82,12 +76,3 @@ def _kill_last(started: Sequence[tables.Rank]) -> dict[str, Any]:
     victim.kill()
     lookups = [rank.answer()["lookups"] for rank in survivors]
     return {"rank": len(survivors), "lookups_of_the_others": lookups}
-
-
-def _bytes_of(loaded: dict[str, Any]) -> int:
-    return sum(table["num_bytes"] for table in loaded["tables"].values())
-
-
-def _table_bytes(loaded: Sequence[dict[str, Any]], placement: str) -> int:
-    each = [_bytes_of(one) for one in loaded]
-    return each[0] if placement == "host" else sum(each)

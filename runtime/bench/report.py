@@ -33,6 +33,12 @@ def write_entries(path: Path, new: Sequence[Entry]) -> None:
         scratch.write_text(f"[\n{lines}\n]\n", encoding="ascii")
 
 
+def write_document(path: Path, document: object) -> None:
+    """As JSON, whole or not at all."""
+    with write_aside(path) as scratch:
+        scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="ascii")
+
+
 def read_entries(path: Path) -> list[Entry]:
     """What write_entries has written; nothing where there is no file."""
     if not path.exists():

@@ -103,18 +103,10 @@ def bench_load(folder: Path, file_bytes: int, num_ranks: int, memory: str) -> li
 def bench_memory(store: Path, num_ranks: int, memory: str) -> list[Figure]:
     """What ranks that hold a made-up table have of it: the PSS of its mappings, or, of memory that
     is CUDA's (cumem), what the machine has less of free memory than when all ranks were warm."""
-    free_bytes: list[int] = []
-
-    def note_free() -> None:
-        free_bytes.append(memory_info()["MemFree"])
-
     options = {"memory": memory, "formula_seed": _SEED}
-    with ranks(store, num_ranks, options, when_warm=note_free) as started:
-        table_bytes = sum(one["num_bytes"] for one in started[0].loaded["tables"].values())
-        if memory == "cumem":
-            note_free()
-            used = free_bytes[0] - free_bytes[1]
-        else:
+    with weighed_ranks(store, num_ranks, options) as (started, used):
+        table_bytes = bytes_of(started[0].loaded)
+        if memory != "cumem":
             for rank in started:
                 rank.ask("pss")  # a page counts for those alone that have come by it
             used = sum(rank.ask("pss")["pss_bytes"] for rank in started)
@@ -240,6 +232,21 @@ def ranks(
 
 
 @contextlib.contextmanager
+def weighed_ranks(
+    store: Path, count: int, options: dict[str, Any]
+) -> Iterator[tuple[list[Rank], int]]:
+    """ranks(), and how much less free memory the machine has than when all were warm."""
+    free_bytes: list[int] = []
+
+    def note_free() -> None:
+        free_bytes.append(memory_info()["MemFree"])
+
+    with ranks(store, count, options, when_warm=note_free) as started:
+        note_free()
+        yield started, free_bytes[0] - free_bytes[1]
+
+
+@contextlib.contextmanager
 def _keeper(store: Path, name: str) -> Iterator[dict[str, Any]]:
     words = [sys.executable, "-m", "trtllm_engram.runtime.cli", "tables", "serve", str(store)]
     words += ["--formula", "--seed", str(_SEED), "--name", name, "--json"]
@@ -265,6 +272,11 @@ def _read_document(lines: Any) -> dict[str, Any]:
             document: dict[str, Any] = json.loads(text)
             return document
     raise EOFError
+
+
+def bytes_of(loaded: dict[str, Any]) -> int:
+    """Of all tables, that a rank has."""
+    return sum(table["num_bytes"] for table in loaded["tables"].values())
 
 
 def bind_seconds(loaded: Sequence[dict[str, Any]]) -> float:

@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,10 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")  # begins an entry of smaps
 
 def main(text: str) -> None:
     job = json.loads(text)
-    _choose_gpu(job["group"]["rank"])
-    _warm_up(job["group"]["rank"])
+    device = _device_of(job["group"]["rank"])
+    if device is not None:
+        cuda("cudaSetDevice", device)  # as a model's ranks choose theirs before they bind
+    _warm_up(device)
     if job["touched_bytes"]:
         touch_memory(job["touched_bytes"])
     _tell({})
@@ -68,9 +69,9 @@ def main(text: str) -> None:
     with Tables(Group(**job["group"])) as tables:
         started = time.perf_counter()
         tables.bind_all(job["tables"])
-        _register(job["tables"], job["group"]["rank"])
+        _register(job["tables"], device)
         seconds = time.perf_counter() - started
-        lookups = _Lookups(tables, job)
+        lookups = _Lookups(tables, job, device)
         lookups.check()
         _tell({"seconds": seconds, "tables": tables.describe()})
         for line in sys.stdin:
@@ -83,23 +84,20 @@ def main(text: str) -> None:
                 _tell({"pss_bytes": _pss_bytes(list(_arrays(tables)))})
 
 
-def _choose_gpu(rank: int) -> None:
-    """GPUs in turn, as a model's ranks choose theirs before they bind."""
-    if count := _num_gpus():
-        cuda("cudaSetDevice", rank % count)
+def _device_of(rank: int) -> int | None:
+    """Ranks take the GPUs in turn."""
+    count = num_gpus()
+    return rank % count if count else None
 
 
-def _register(names: Iterable[str], rank: int) -> None:
+def _register(names: Iterable[str], device: int | None) -> None:
     """With the rank's GPU, where there is one: a rank alone has not done so yet."""
-    if count := _num_gpus():
+    if device is not None:
         for name in names:
-            _native.table_view(name, rank % count)
+            _native.table_view(name, device)
 
 
-_num_gpus = cache(num_gpus)  # asked for within what is timed
-
-
-def _warm_up(rank: int) -> None:
+def _warm_up(device: int | None) -> None:
     """Does all on a small table that is not to be measured: loads the library, and starts CUDA
     where there is a GPU to register memory with."""
     config = config_of_size(_WARM_UP_BYTES, layers=(0,))
@@ -107,7 +105,7 @@ def _warm_up(rank: int) -> None:
         write_made_up_store(folder, config)
         with Tables(Group(rank=0, size=1)) as tables:
             tables.bind("warm-up", folder, layer=0, formula_seed=0)
-            _register(["warm-up"], rank)
+            _register(["warm-up"], device)
             _check(tables, "warm-up", config, 0, None)
 
 
@@ -129,11 +127,11 @@ def _check(tables: Tables, name: str, config: EngramConfig, seed: int, device: i
 class _Lookups:
     """Lookups of a rank: on its GPU, or on the CPU where there is none."""
 
-    def __init__(self, tables: Tables, job: dict[str, Any]) -> None:
-        self._tables, self._seed = tables, job["seed"]
+    def __init__(self, tables: Tables, job: dict[str, Any], device: int | None) -> None:
+        self._tables, self._seed, self._device = tables, job["seed"], device
         self._config = read_manifest(job["store"]).config
-        count = _num_gpus()
-        self._device = job["group"]["rank"] % count if count else None
+        self._first, about = next(iter(tables.describe().items()))
+        self._num_rows: int = about["num_rows"]
         self._arrays: dict[int, tuple[Iterator[Any], Any]] = {}
 
     def check(self) -> None:
@@ -162,9 +160,8 @@ class _Lookups:
 
     def _look_up(self, num_tokens: int, calls: int) -> None:
         ids, out = self._arrays_of(num_tokens)
-        name = next(iter(self._tables.describe()))
         for _ in range(calls):
-            self._tables.lookup(name, next(ids), out=out)
+            self._tables.lookup(self._first, next(ids), out=out)
         if self._device is not None:
             with current_device(self._device):
                 cuda("cudaDeviceSynchronize")
@@ -176,10 +173,9 @@ class _Lookups:
         return self._arrays[num_tokens]
 
     def _make_arrays(self, num_tokens: int) -> tuple[Iterator[Any], Any]:
-        table = next(iter(self._tables.describe().values()))
         rng = np.random.default_rng(num_tokens)
         shape = (_ID_SETS, num_tokens, self._config.num_columns)
-        ids = rng.integers(0, table["num_rows"], shape, dtype=np.int32)
+        ids = rng.integers(0, self._num_rows, shape, dtype=np.int32)
         out_shape = (num_tokens, self._config.num_columns * self._config.head_dim)
         if self._device is None:
             return cycle(list(ids)), np.empty(out_shape, ml_dtypes.bfloat16)

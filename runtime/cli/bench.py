@@ -30,6 +30,7 @@ from ..bench import (
     tables,
     timeline,
 )
+from ..bench.calibration import calibration
 from ..bench.files import bench_files
 from ..bench.measure import Measurement, machine_name
 from ..bench.rivals import Rivals
@@ -187,7 +188,7 @@ def _run_gpu(args: argparse.Namespace) -> int:
     if args.output:
         report.write_entries(args.output, entries)
     if args.calibrate:
-        bench_lookup.write_calibration(args.calibrate, results, about)
+        report.write_document(args.calibrate, calibration(results, about))
     if args.plot and timelines:
         title = f"{prefetch.TWO_LAYERS}, T = {tokens[-1]}, {about['machine']}"
         timeline.plot(args.plot, timelines, title)

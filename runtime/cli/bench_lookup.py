@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
 from ..bench import gpu, lookup, lookup_host, lookup_text
-from ..bench.calibration import calibration
 from ..bench.rivals import Rivals
 from . import shared_options
 
@@ -92,9 +89,3 @@ def cases(args: argparse.Namespace, tokens: list[int], rivals: Rivals | None) ->
     if args.place == "host":
         return lookup_host.cases(tokens, args.table_gb, rivals, bool(args.explain))
     return lookup.cases(tokens, args.table_gb, rivals)
-
-
-def write_calibration(path: Path, results: Sequence[gpu.Result], about: Mapping[str, str]) -> None:
-    text = json.dumps(calibration(results, about), indent=1)
-    with writing(path):
-        path.write_text(text + "\n", encoding="utf-8")

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from typing import Any
 
-from trtllm_engram.builder.files import writing
 from trtllm_engram.plugins.errors import InputError
 
 from ..bench import node, tables
 from ..bench.measure import machine_name
+from ..bench.report import write_document
 from . import console
 
 OPTIONS = ("placement",)
@@ -41,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
         found = node.bench_node(store, args.ranks, placement, memory, tokens, note)
     found = {"machine": machine_name(), "command": command, **found}
     if args.output:
-        with writing(args.output):
-            args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_document(args.output, found)
     if args.json:
         console.print_json(found)
     else:

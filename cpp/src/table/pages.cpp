@@ -137,8 +137,9 @@ void advise_pages(uint8_t* begin, int64_t num_bytes, PageKind kind) {
 void populate_pages(uint8_t* begin, int64_t num_bytes, PageKind kind, int file, int64_t offset,
                     const std::string& what, const std::function<bool()>& cancelled) {
   std::atomic<int64_t> done{0};
-  static const auto num_nodes = static_cast<int64_t>(allowed_nodes().size());  // several files
-  const int64_t lead = offset % kPieceBytes;  // pieces end at multiples in the file
+  static const auto num_nodes =
+      static_cast<int64_t>(allowed_nodes().size());  // read from several files
+  const int64_t lead = offset % kPieceBytes;         // pieces end at multiples in the file
   parallel_for(lead + num_bytes, kPieceBytes, 0, [&](int64_t piece, int64_t piece_end) {
     if (cancelled && cancelled()) return;
     ENGRAM_POINT("prefault.touch");

@@ -84,12 +84,9 @@ void TableBuild::read(const Seat& seat) {
     const bool by_formula = options_.formula_seed.has_value();
     split_ = options_.heads ? split_heads(info_.column_rows, seat.rank, seat.size)
                             : split_heads(info_.column_rows, 0, 1);
-    hot_ids_.erase(std::remove_if(hot_ids_.begin(), hot_ids_.end(),
-                                  [&](int32_t id) {
-                                    return id < split_.first_row ||
-                                           id >= split_.first_row + split_.num_rows;
-                                  }),
-                   hot_ids_.end());
+    std::erase_if(hot_ids_, [&](int32_t id) {
+      return id < split_.first_row || id >= split_.first_row + split_.num_rows;
+    });
     const auto fill = [&](ArrayBuild& array, const char* kind, Placement placement,
                           const FileRange& file, FormulaTensor tensor) {
       array.label = concat(name_, ".", kind);

@@ -2,12 +2,10 @@
 // What stands before a backend of Triton Inference Server for models that keep sequences, to which
 // the server gives no batching strategy. The server takes a backend from a model's folder before
 // its own: there, a link to this library has that backend's file name, as libtriton_tensorrt.so.
-// The true one is opened, and asked all that the server asks, but that
-// - a model has its tables bound before it is made, and unbound once it is gone;
-// - a request that would fail, or whose ids a GPU would find bad once its answer is out, is
-// answered
-//   with its error instead;
-// - requests of more tokens than the engine takes (the parameter max_tokens) run one after another.
+// The true one is opened, and asked all that the server asks, with three exceptions. A model has
+// its tables bound before it is made, and unbound once it is gone. A request that would fail, or
+// whose ids a GPU would find bad once its answer is out, is answered with its error. Requests of
+// more tokens than the engine takes (the parameter max_tokens) run one after another.
 #include <dlfcn.h>
 
 #include <exception>
@@ -28,8 +26,7 @@ namespace {
 template <typename... Things>
 using Entry = TRITONSERVER_Error* (*)(Things...);
 
-//! The true backend. What it does not have, the server would not ask: all but `execute` may be
-//! null.
+//! The true backend. What it does not have the server would not ask: only `execute` is never null.
 class Backend {
  public:
   explicit Backend(const std::string& path)
